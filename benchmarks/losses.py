@@ -1,0 +1,218 @@
+"""Speed and memory of the losses beside their peers, in one run.
+
+    python benchmarks/losses.py                    # the whole table, about ten minutes on two cores
+    python benchmarks/losses.py --batch 256 4096 --width 128 --no-memory
+
+Time is the best of several forward+backward calls, ours and the peer's taking turns. Memory is the
+growth of the maximum resident size of a fresh process, warmed at 64 rows, gradients included.
+The floor is what our algorithm cannot do without: its matrix products and exponentials alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from offsphere import losses, streamed
+from offsphere.variance import negative_variance
+
+TEMPERATURE = 0.1
+BARS = {  # (loss, batch): peer/ours at width 128
+    ("info_nce", 256): 1.0,
+    ("info_nce", 4096): 2.2,
+    ("info_nce", 16384): 2.2,
+    ("nt_xent", 256): 2.5,
+    ("nt_xent", 4096): 5.0,
+    ("variance", 256): 1.5,
+    ("variance", 4096): 60.0,
+}
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def ours() -> dict[str, Loss]:
+    def views(loss) -> Loss:
+        def stacked(a: Tensor, b: Tensor) -> Tensor:
+            z = torch.cat([a, b])
+            return loss(z, z, TEMPERATURE)
+
+        return stacked
+
+    return {
+        "info_nce": lambda a, b: losses.info_nce(a, b, TEMPERATURE),
+        "nt_xent": views(losses.nt_xent),
+        "dcl": views(losses.dcl),
+        "variance": lambda a, b: negative_variance(a, b, 50_000),
+    }
+
+
+def peers() -> dict[str, Loss]:
+    """open_clip and lightly as they come, and the variance term as its definition is written."""
+    from lightly.loss import DCLLoss, NTXentLoss
+    from open_clip.loss import ClipLoss
+
+    clip, nt_xent, dcl = ClipLoss(), NTXentLoss(TEMPERATURE), DCLLoss(TEMPERATURE)
+
+    def masked_variance(a: Tensor, b: Tensor) -> Tensor:
+        negatives = ~torch.eye(len(a), dtype=torch.bool)
+        return ((a @ b.T)[negatives] + 1 / 49_999).square().mean()
+
+    return {
+        "info_nce": lambda a, b: clip(a, b, 1 / TEMPERATURE),
+        "nt_xent": nt_xent,
+        "dcl": dcl,
+        "variance": masked_variance,
+    }
+
+
+def floor(name: str, n: int, d: int) -> Callable[[], None]:
+    """The matrix products and exponentials of our own path, on tiles of the same size."""
+    if name == "variance":
+        x = torch.randn(n, d)
+        if n < 2 * d:
+            scores = torch.randn(n, n)
+
+            def of_product() -> None:
+                torch.mm(x, x.T)
+                torch.mm(scores, x)
+                torch.mm(scores.T, x)
+
+            return of_product
+        gram = torch.randn(d, d)
+
+        def of_grams() -> None:
+            for _ in range(2):
+                torch.mm(x.T, x)
+                torch.mm(x, gram)
+
+        return of_grams
+    rows = n if name == "info_nce" else 2 * n
+    dense = rows * rows <= losses.DENSE_SCORES
+    symmetric = name != "info_nce"
+    tiles = list(streamed._tiles(rows, rows, upper_only=symmetric and not dense))
+    sizes = [streamed._size(at) for at in tiles]
+    again = not dense and sum(sizes) > streamed.WORKSPACE
+    x, out = torch.randn(rows, d) / math.sqrt(d), torch.zeros(rows, d)
+
+    def of_tiles() -> None:
+        for i, j in tiles:
+            scores = (x[i] @ x[j].T).exp_()
+            if again:
+                scores = (x[i] @ x[j].T).exp_()
+            out[i].addmm_(scores, x[j])
+            if not symmetric or i != j:
+                out[j].addmm_(scores.T, x[i])
+
+    return of_tiles
+
+
+def pair(n: int, d: int) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(n + d)
+    a, b = (F.normalize(torch.randn(n, d, generator=g)) for _ in range(2))
+    return a.requires_grad_(), b.requires_grad_()
+
+
+def once(loss: Loss, a: Tensor, b: Tensor) -> None:
+    a.grad = b.grad = None
+    loss(a, b).backward()
+
+
+def best_of(calls: list[Callable[[], object]], seconds: float) -> list[float]:
+    """The shortest time of each call, taking turns for about `seconds` in all, at least thrice."""
+    best = [math.inf] * len(calls)
+    for call in calls:
+        call()
+    start, turns = time.perf_counter(), 0
+    while turns < 3 or (time.perf_counter() - start < seconds and turns < 200):
+        for k, call in enumerate(calls):
+            begin = time.perf_counter()
+            call()
+            best[k] = min(best[k], time.perf_counter() - begin)
+        turns += 1
+    return best
+
+
+def peak_memory(who: str, name: str, n: int, d: int) -> float | None:
+    """MiB of extra resident memory in a fresh process; None if it ran out of memory."""
+    command = [sys.executable, __file__, "--child", who, name, str(n), str(d)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return json.loads(done.stdout) if done.returncode == 0 else None
+
+
+def child(who: str, name: str, n: int, d: int) -> None:
+    torch.set_num_threads(torch.get_num_threads())
+    loss = {"ours": ours, "peer": peers}[who]()[name]
+    a, b = pair(n, d)
+    once(loss, *pair(64, d))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    once(loss, a, b)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--batch", type=int, nargs="+", default=[256, 1024, 4096, 16384, 65536])
+    parser.add_argument("--width", type=int, nargs="+", default=[128, 512])
+    parser.add_argument("--seconds", type=float, default=6.0, help="per row of the table")
+    parser.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        who, name, n, d = args.child
+        child(who, name, int(n), int(d))
+        return
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    print(
+        f"{'loss':9}{'batch':>7}{'width':>6}{'ours ms':>10}{'peer ms':>10}{'peer/ours':>10}"
+        f"{'bar':>6}{'floor ms':>10}{'ours/floor':>11}{'ours MiB':>10}{'peer MiB':>10}{'share':>8}"
+    )
+    mine, theirs = ours(), peers()
+    for d in args.width:
+        for n in args.batch:
+            for name in mine:
+                if n > 16384 and name not in ("info_nce", "variance"):
+                    continue
+                row(name, n, d, mine[name], theirs[name] if n <= 16384 else None, args)
+
+
+def row(name: str, n: int, d: int, mine: Loss, theirs: Loss | None, args) -> None:
+    a, b = pair(n, d)
+    calls: list[Callable[[], object]] = [lambda: once(mine, a, b), floor(name, n, d)]
+    memory = [peak_memory("ours", name, n, d) if args.memory else math.nan]
+    if theirs is not None:
+        memory.append(peak_memory("peer", name, n, d) if args.memory else math.nan)
+        # A peer that dies of memory in its own process is not run in this one.
+        if memory[1] is not None:
+            calls.append(lambda: once(theirs, a, b))
+    times = best_of(calls, args.seconds)
+    t, at_least = times[0], times[1]
+    peer = times[2] if len(times) > 2 else None
+    bar = BARS.get((name, n)) if d == 128 else (1.0 if peer else None)
+    mib, peer_mib = memory[0], memory[1] if len(memory) > 1 else math.nan
+    share = mib / peer_mib if mib is not None and peer_mib else math.nan
+    out_of_memory = "memory" if peer is None and theirs is not None else "-"
+    print(
+        f"{name:9}{n:7}{d:6}{1e3 * t:10.2f}"
+        + (f"{1e3 * peer:10.2f}{peer / t:10.2f}" if peer else f"{out_of_memory:>10}{'-':>10}")
+        + (f"{bar:6g}" if bar else f"{'-':>6}")
+        + f"{1e3 * at_least:10.2f}{t / at_least:11.2f}"
+        + (f"{mib:10.0f}" if mib is not None else f"{'memory':>10}")
+        + (f"{peer_mib:10.0f}" if peer_mib is not None else f"{'memory':>10}")
+        + f"{share:8.3f}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The image-text lane: CLIP-style training and zero-shot benchmarks."""

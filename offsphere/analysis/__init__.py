@@ -1,0 +1,1 @@
+"""From results folders to tables, statistics, claims and the report. No torch."""

@@ -1,0 +1,162 @@
+"""Cells: the treatment variable. A cell shrinks each side by a power of its own norm.
+
+shrink(x, g) = x / |x|**g, and a score is always left' . right'. The corners of the square of
+exponents (g_left, g_right) are cosine (1, 1), qnorm (1, 0), dnorm (0, 1) and dot (0, 0); the name
+says which side IS normalised. `learnable` lies inside: g = sigmoid of two scalars, starting at 0.5
+("Beyond the Unit Hypersphere", Eq. 7 and 20).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from offsphere.names import CELLS, CORNERS, parse_cell
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+__all__ = ["CELLS", "Cell", "calibration_ratio", "shrink"]
+
+SMALLEST_NORM = 1e-12
+"""Shorter vectors count as this long, so that zero stays finite in value and gradient."""
+
+
+def shrink(x: Float[Tensor, "*n d"], exponent: float | Tensor) -> Float[Tensor, "*n d"]:
+    """x / |x|**exponent, with the norm in float32 or better; exponent 0.0 returns x itself."""
+    if isinstance(exponent, float) and exponent == 0.0:
+        return x
+    x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(SMALLEST_NORM)
+    if isinstance(exponent, float) and exponent == 1.0:
+        return x / norm
+    return x * norm**-exponent
+
+
+class Cell(nn.Module):
+    """The normalisation cell: raw left and right sides in, shrunk sides out.
+
+    `Cell("qnorm")` takes a name (see `CELLS`) or a text such as "0.3,0.7";
+    `Cell(exponents=(0.3, 0.7))` takes any fixed pair of exponents.
+    """
+
+    def __init__(
+        self, name: str = "cosine", *, exponents: tuple[float, float] | None = None
+    ) -> None:
+        super().__init__()
+        if exponents is None:
+            parsed = parse_cell(name)
+            exponents = CORNERS.get(parsed) if isinstance(parsed, str) else parsed
+        if exponents is not None and not all(math.isfinite(g) for g in exponents):
+            raise ValueError(f"Expected two finite exponents for a cell, got {exponents}.")
+        self.name = "learnable" if exponents is None else _name_of(exponents)
+        self._fixed = None if exponents is None else (float(exponents[0]), float(exponents[1]))
+        if self._fixed is None:
+            self.logits = nn.Parameter(torch.zeros(2))
+            """sigmoid(logits) are the (left, right) exponents of the learnable cell."""
+
+    @property
+    def exponents(self) -> tuple[float, float] | tuple[Tensor, Tensor]:
+        """The (left, right) exponents: numbers, or tensors that carry a gradient if learnable."""
+        if self._fixed is not None:
+            return self._fixed
+        left, right = torch.sigmoid(self.logits).unbind()
+        return left, right
+
+    def shrink_left(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """The left side alone (anchors, images, queries)."""
+        return shrink(x, self.exponents[0])
+
+    def shrink_right(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
+        """The right side alone (candidates, texts, documents, a queue)."""
+        return shrink(x, self.exponents[1])
+
+    def forward(
+        self, left: Float[Tensor, "n d"], right: Float[Tensor, "m d"]
+    ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "m d"]]:
+        """Both sides shrunk; one tensor serves as both where the two are the same by definition."""
+        _check_sides(left, right)
+        shrunk = self.shrink_left(left)
+        if right is left and self._fixed is not None and self._fixed[0] == self._fixed[1]:
+            return shrunk, shrunk
+        return shrunk, self.shrink_right(right)
+
+    def scores(
+        self, left: Float[Tensor, "n d"], right: Float[Tensor, "m d"]
+    ) -> Float[Tensor, "n m"]:
+        """The whole matrix of scores left'_i . right'_j, for evaluation."""
+        left, right = self(left, right)
+        return left @ right.T
+
+    def extra_repr(self) -> str:
+        return self.name
+
+
+@torch.no_grad()
+def calibration_ratio(
+    cell: Cell,
+    left: Float[Tensor, "n d"],
+    right: Float[Tensor, "m d"],
+    *,
+    exclude: tuple[int, ...] = (0,),
+) -> Tensor:
+    """Mean within-row spread of the negatives' scores under this cell, over that under cosine.
+
+    Rows and columns are averaged. `exclude` names the diagonals j - i that hold no negatives:
+    (0,) for aligned pairs, (0, n, -n) for stacked views, () for a queue.
+    """
+    shrunk_left, shrunk_right = cell(left, right)
+    spread = _row_spread(shrunk_left, shrunk_right, exclude)
+    reference = _row_spread(shrink(left, 1.0), shrink(right, 1.0), exclude)
+    if not (reference > 0 and torch.isfinite(spread) and spread > 0):
+        raise ValueError(
+            "Cannot calibrate the cell's scale: expected negatives with different scores, got a "
+            f"mean within-row spread of {reference.item():.3g} for cosine and {spread.item():.3g} "
+            f"for {cell.name}. Use more negatives, an encoder that is not constant, or scale=fixed."
+        )
+    return spread / reference
+
+
+def _row_spread(left: Tensor, right: Tensor, exclude: tuple[int, ...]) -> Tensor:
+    """Mean standard deviation of a row's scores, rows and columns averaged."""
+    backwards = tuple(-offset for offset in exclude)
+    one_way = _mean_row_std(left, right, exclude)
+    return (one_way + _mean_row_std(right, left, backwards)) / 2
+
+
+def _mean_row_std(
+    left: Tensor, right: Tensor, exclude: tuple[int, ...], slab: int = 1024
+) -> Tensor:
+    stds = []
+    for start in range(0, len(left), slab):
+        scores = left[start : start + slab].float() @ right.float().T
+        kept = torch.ones_like(scores)
+        for offset in exclude:
+            if -kept.shape[0] < offset + start < kept.shape[1]:
+                kept.diagonal(offset + start).zero_()
+        count = kept.sum(1, keepdim=True)
+        centred = (scores - (scores * kept).sum(1, keepdim=True) / count) * kept
+        stds.append((centred.square().sum(1, keepdim=True) / count).sqrt())
+    return torch.cat(stds).mean()
+
+
+def _name_of(exponents: tuple[float, float]) -> str:
+    pair = (float(exponents[0]), float(exponents[1]))
+    corner = [name for name, at in CORNERS.items() if at == pair]
+    return corner[0] if corner else f"{pair[0]:g},{pair[1]:g}"
+
+
+def _check_sides(left: Tensor, right: Tensor) -> None:
+    for side, x in (("left", left), ("right", right)):
+        if not x.is_floating_point():
+            raise ValueError(
+                f"Expected floating-point embeddings, got {side} of {x.dtype}. Use .float()."
+            )
+    if left.shape[-1] != right.shape[-1]:
+        raise ValueError(
+            f"Expected two sides of one width, got left {tuple(left.shape)} and right "
+            f"{tuple(right.shape)}. Project both to the same number of features."
+        )

@@ -1,0 +1,1 @@
+"""Encoders: timm images, open_clip towers, text encoders. They always return raw vectors."""

@@ -1,0 +1,1 @@
+"""From features to named numbers: kNN, linear probe, zero-shot, retrieval, STS."""

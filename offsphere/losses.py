@@ -1,0 +1,261 @@
+"""Contrastive losses on two sides that a cell has already shrunk. `temperature` divides.
+
+Each loss has a dense definition, `_dense_*`, to read first: a few lines on the whole score matrix.
+It also serves small batches. Larger ones are streamed (`offsphere.streamed`): the same value and
+gradients, without keeping the score matrix.
+
+Aligned pairs (row i of left belongs to row i of right): `info_nce`, `siglip`, `spectral`.
+Stacked views (z = cat(view_a, view_b); left, right = cell(z, z)): `nt_xent`, `dcl`, `dhel`.
+Query, key and queue: `moco_nce`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from offsphere.streamed import log_partitions, softplus_sum
+from offsphere.variance import mean_square
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+DENSE_SCORES = 2**14
+"""Up to this many scores (128 x 128) the dense definition is the faster path."""
+
+
+def info_nce(
+    left: Float[Tensor, "n d"],
+    right: Float[Tensor, "n d"],
+    temperature: float | Tensor,
+    *,
+    both_ways: bool = True,
+    hard_negatives: Float[Tensor, "k d"] | None = None,
+) -> Float[Tensor, ""]:
+    """InfoNCE on aligned pairs: each left row finds its right row and, `both_ways`, the reverse.
+
+    `hard_negatives`, in the right side's form, are seen by every left row, left to right only.
+    One-way, `right` may be longer than `left`: the further rows are negatives too.
+    """
+    hard = [] if hard_negatives is None else [hard_negatives]
+    (left, right, *hard), t, largest = _prepare(temperature, left, right, *hard)
+    n, columns = len(left), len(left) if both_ways else 0
+    if len(right) < n or (both_ways and len(right) != n):
+        raise _sizes(left, right, "as many right rows as left rows (one-way: at least as many)")
+    right = torch.cat([right, *hard]) if hard else right
+    if len(right) < 2 or (both_ways and n < 2):
+        raise _too_few(n)
+    if n * len(right) <= DENSE_SCORES:
+        return _dense_info_nce(left / t, right, columns)
+    return log_partitions(
+        left, right, t, weight=1 / (n + columns), positive=(0,), columns=columns, largest=largest
+    )
+
+
+def nt_xent(
+    left: Float[Tensor, "2n d"], right: Float[Tensor, "2n d"], temperature: float | Tensor
+) -> Float[Tensor, ""]:
+    """SimCLR's loss: each view finds its partner among all 2n - 1 other views."""
+    left, right, t, largest = _prepare_views(left, right, temperature)
+    n = len(left) // 2
+    if len(left) ** 2 <= DENSE_SCORES:
+        return _dense_views(left / t, right, ~_same(left))
+    return _stream_views(left, right, t, largest, exclude=(0,), positive=(n, -n))
+
+
+def dcl(
+    left: Float[Tensor, "2n d"], right: Float[Tensor, "2n d"], temperature: float | Tensor
+) -> Float[Tensor, ""]:
+    """Decoupled contrastive loss: as nt_xent, with the positive left out of the log-sum-exp."""
+    left, right, t, largest = _prepare_views(left, right, temperature)
+    n = len(left) // 2
+    if len(left) ** 2 <= DENSE_SCORES:
+        return _dense_views(left / t, right, ~_same(left) & ~_same(left).roll(n, 0))
+    return _stream_views(left, right, t, largest, exclude=(0, n, -n), positive=(n, -n))
+
+
+def dhel(
+    left: Float[Tensor, "2n d"], right: Float[Tensor, "2n d"], temperature: float | Tensor
+) -> Float[Tensor, ""]:
+    """Decoupled hyperspherical energy loss: the negatives are the other rows of the same view."""
+    left, right, t, largest = _prepare_views(left, right, temperature)
+    n = len(left) // 2
+    if len(left) ** 2 <= DENSE_SCORES:
+        view = torch.arange(2 * n, device=left.device) // n
+        return _dense_views(left / t, right, ~_same(left) & (view[:, None] == view))
+    positives = torch.linalg.vecdot(left, right.roll(n, 0)) / t
+    energies = [
+        _stream_views(a, a if right is left else b, t, largest, exclude=(0,), positive=())
+        for a, b in zip(left.split(n), right.split(n), strict=True)
+    ]
+    return (energies[0] + energies[1]) / 2 - positives.mean()
+
+
+def moco_nce(
+    query: Float[Tensor, "n d"],
+    key: Float[Tensor, "n d"],
+    queue: Float[Tensor, "k d"],
+    temperature: float | Tensor,
+) -> Float[Tensor, ""]:
+    """MoCo's loss: each query finds its key among the queue; key and queue are the right side."""
+    (query, key, queue), t, largest = _prepare(temperature, query, key, queue)
+    if len(query) != len(key):
+        raise _sizes(query, key, "as many keys as queries")
+    if not len(queue):
+        raise ValueError("Expected a queue of at least one key, got an empty one. Fill it first.")
+    positive = torch.linalg.vecdot(query, key) / t
+    if len(query) * len(queue) <= DENSE_SCORES:
+        return _dense_moco(query / t, queue, positive)
+    return log_partitions(query, queue, t, weight=1 / len(query), own=positive, largest=largest)
+
+
+def siglip(
+    left: Float[Tensor, "n d"],
+    right: Float[Tensor, "n d"],
+    temperature: float | Tensor,
+    bias: float | Tensor,
+) -> Float[Tensor, ""]:
+    """SigLIP's loss on logits s/temperature + bias: the sum over columns, the mean over rows."""
+    (left, right), t, _ = _prepare(temperature, left, right)
+    if len(right) < len(left):
+        raise _sizes(left, right, "at least as many right rows as left rows")
+    bias = torch.as_tensor(bias, dtype=left.dtype, device=left.device).reshape(())
+    if len(left) * len(right) <= DENSE_SCORES:
+        return _dense_siglip(left / t, right, bias)
+    return softplus_sum(left, right, t, bias, weight=1 / len(left))
+
+
+def spectral(left: Float[Tensor, "n d"], right: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
+    """Spectral contrastive loss, -mean s_ii + mean over i != j of s_ij**2, from Gram matrices."""
+    (left, right), _, _ = _prepare(1.0, left, right)
+    return mean_square(left, right) - torch.linalg.vecdot(left, right).mean()
+
+
+# The definitions. `left` has been divided by the temperature.
+
+
+def _dense_info_nce(left: Tensor, right: Tensor, columns: int) -> Tensor:
+    scores = left @ right.T
+    rows = scores.logsumexp(1) - scores.diagonal()
+    if not columns:
+        return rows.mean()
+    cols = scores[:, :columns].logsumexp(0) - scores.diagonal()
+    return (rows.mean() + cols.mean()) / 2
+
+
+def _dense_views(left: Tensor, right: Tensor, candidates: Bool[Tensor, "2n 2n"]) -> Tensor:
+    scores = left @ right.T
+    n = len(scores) // 2
+    positive = torch.cat([scores.diagonal(n), scores.diagonal(-n)])
+    return (scores.masked_fill(~candidates, -math.inf).logsumexp(1) - positive).mean()
+
+
+def _dense_moco(query: Tensor, queue: Tensor, positive: Float[Tensor, " n"]) -> Tensor:
+    scores = torch.cat([positive[:, None], query @ queue.T], 1)
+    return (scores.logsumexp(1) - positive).mean()
+
+
+def _dense_siglip(left: Tensor, right: Tensor, bias: Tensor) -> Tensor:
+    logits = left @ right.T + bias
+    sign = 2.0 * torch.eye(*logits.shape, dtype=logits.dtype, device=logits.device) - 1
+    return -F.logsigmoid(sign * logits).sum() / len(left)
+
+
+def _same(rows: Tensor) -> Bool[Tensor, "n n"]:
+    return torch.eye(len(rows), dtype=torch.bool, device=rows.device)
+
+
+def _stream_views(
+    left: Tensor,
+    right: Tensor,
+    temperature: Tensor,
+    largest: float,
+    exclude: tuple[int, ...],
+    positive: tuple[int, ...],
+) -> Tensor:
+    return log_partitions(
+        left,
+        None if right is left else right,
+        temperature,
+        weight=1 / len(left),
+        exclude=exclude,
+        positive=positive,
+        largest=largest,
+    )
+
+
+# Checks.
+
+
+def _prepare_views(
+    left: Tensor, right: Tensor, temperature: float | Tensor
+) -> tuple[Tensor, Tensor, Tensor, float]:
+    """As `_prepare`; equal sides stay one tensor."""
+    same = right is left
+    sides, temperature, largest = _prepare(temperature, *((left,) if same else (left, right)))
+    left, right = sides[0], sides[-1]
+    if len(left) != len(right) or len(left) % 2:
+        raise _sizes(left, right, "two stacked views on both sides: an even, equal number of rows")
+    if len(left) < 4:
+        raise _too_few(len(left) // 2)
+    return left, right, temperature, largest
+
+
+def _prepare(
+    temperature: float | Tensor, left: Tensor, *others: Tensor
+) -> tuple[list[Tensor], Tensor, float]:
+    """Checked sides in float32 or better, the temperature as a tensor, and a bound of |scores|.
+
+    The bound is that of Cauchy and Schwarz. It costs one look at the norms, which also finds what
+    is not finite. On an accelerator the look would wait for the device, so there the bound is
+    infinite and the training loop checks the loss.
+    """
+    half = (torch.float16, torch.bfloat16)
+    norms, sides = [], []
+    for x in (left, *others):
+        if not x.is_floating_point():
+            raise ValueError(f"Expected floating-point embeddings, got {x.dtype}. Use .float().")
+        if x.ndim != 2 or x.shape[1] != left.shape[1]:
+            raise ValueError(
+                f"Expected matrices of one width, got {tuple(left.shape)} and {tuple(x.shape)}. "
+                "Give every side the same number of features."
+            )
+        x = x.float() if x.dtype in half else x
+        sides.append(x)
+        norms.append(_largest_norm(x) if x.device.type == "cpu" else math.inf)
+    temperature = torch.as_tensor(temperature, dtype=sides[0].dtype, device=left.device).reshape(())
+    if temperature.device.type != "cpu":
+        return sides, temperature, math.inf
+    value = temperature.item()
+    if not 0 < value < math.inf:
+        raise ValueError(
+            f"Expected a temperature above 0, got {value:g}. It divides the scores: common values "
+            "are 0.05 to 0.5."
+        )
+    return sides, temperature, norms[0] * max(norms[1:] or norms) / value
+
+
+def _largest_norm(x: Tensor) -> float:
+    largest = torch.linalg.vector_norm(x.detach(), dim=1).amax().item() if len(x) else 0.0
+    if not math.isfinite(largest):
+        bad = (~torch.isfinite(x)).any(1).sum().item()
+        raise ValueError(
+            f"Expected finite embeddings, got NaN or infinity in {bad} of {len(x)} rows. Lower the "
+            "learning rate, clip gradients, or look for a bad input."
+        )
+    return largest
+
+
+def _sizes(left: Tensor, right: Tensor, expected: str) -> ValueError:
+    return ValueError(f"Expected {expected}, got {len(left)} and {len(right)}.")
+
+
+def _too_few(n: int) -> ValueError:
+    return ValueError(
+        f"Expected at least 2 pairs, because a batch of {n} has no negatives. Use a larger batch "
+        "(and drop_last=True in the loader)."
+    )

@@ -1,0 +1,39 @@
+"""The names that flags accept, and the nearest name for a misspelt one. Imports no torch."""
+
+import difflib
+from collections.abc import Iterable
+
+# (left, right) exponents of each corner of the square; the name says which side IS normalised.
+CORNERS = {"cosine": (1.0, 1.0), "dot": (0.0, 0.0), "qnorm": (1.0, 0.0), "dnorm": (0.0, 1.0)}
+CELLS = (*CORNERS, "learnable")
+# What the same cells are called for image-text pairs and for sentence pairs.
+CELL_ALIASES = {"imgnorm": "qnorm", "txtnorm": "dnorm", "s1norm": "qnorm", "s2norm": "dnorm"}
+
+PAIR_LOSSES = ("info_nce", "siglip", "spectral")
+VIEW_LOSSES = ("nt_xent", "dcl", "dhel")
+LOSSES = (*PAIR_LOSSES, *VIEW_LOSSES, "moco_nce")
+DIRECTIONS = ("both", "left_to_right", "right_to_left")
+SCALES = ("calibrated", "fixed")
+VARIANCE_ON = ("cosine", "score")
+
+
+def unknown(what: str, got: object, expected: Iterable[str]) -> ValueError:
+    """The error for a name that is not one of `expected`, with the nearest one as the remedy."""
+    expected = tuple(expected)
+    near = difflib.get_close_matches(str(got).lower(), expected, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return ValueError(f"Unknown {what} {got!r}: expected one of {', '.join(expected)}.{hint}")
+
+
+def parse_cell(text: str) -> str | tuple[float, float]:
+    """A cell's name, or its exponents from a text like '0.3,0.7'; aliases are resolved."""
+    name = text.strip().lower()
+    name = CELL_ALIASES.get(name, name)
+    if name in CELLS:
+        return name
+    parts = name.split(",")
+    try:
+        left, right = (float(part) for part in parts)
+    except ValueError:
+        raise unknown("cell", text, (*CELLS, *CELL_ALIASES)) from None
+    return left, right

@@ -1,0 +1,189 @@
+"""Cell + loss + temperature + variance term -> named losses. The one thing that trains."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from offsphere import losses
+from offsphere.cells import Cell, calibration_ratio, shrink
+from offsphere.names import DIRECTIONS, LOSSES, SCALES, VARIANCE_ON, VIEW_LOSSES, unknown
+from offsphere.variance import negative_variance
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+LARGEST_SCALE = 100.0
+"""A learnable scale (1 / temperature) stays between 1 and 100, as in CLIP, over the ratio r."""
+SIGLIP_BIAS = -10.0
+
+_VIEW_LOSS = {"nt_xent": losses.nt_xent, "dcl": losses.dcl, "dhel": losses.dhel}
+
+
+class Objective(nn.Module):
+    """The training objective on raw embeddings of both sides.
+
+    With `scale="calibrated"` the first training batch sets r, the cell's within-row spread of
+    scores over cosine's, and the cell's temperature is r times the given one: every cell starts
+    with cosine's logit spread. `scale="fixed"` is r = 1, the papers' own protocol.
+    `population` is the size of the training set, on which the variance term's target depends.
+    """
+
+    ratio: Tensor
+
+    def __init__(
+        self,
+        cell: Cell | str = "cosine",
+        loss: str = "nt_xent",
+        *,
+        population: int,
+        temperature: float = 0.2,
+        learnable_temperature: bool = False,
+        scale: str = "calibrated",
+        direction: str = "both",
+        variance_weight: float = 0.0,
+        variance_on: str = "cosine",
+    ) -> None:
+        super().__init__()
+        for what, got, expected in (
+            ("loss", loss, LOSSES),
+            ("scale", scale, SCALES),
+            ("direction", direction, DIRECTIONS),
+            ("variance_on", variance_on, VARIANCE_ON),
+        ):
+            if got not in expected:
+                raise unknown(what, got, expected)
+        _check_numbers(population, temperature, learnable_temperature, variance_weight)
+        self.cell = Cell(cell) if isinstance(cell, str) else cell
+        self.loss = loss
+        self.population = population
+        self.direction = direction
+        self.variance_weight = variance_weight
+        self.variance_on = variance_on
+        log_scale = torch.tensor(-math.log(temperature))
+        if learnable_temperature:
+            self.log_scale = nn.Parameter(log_scale)
+        else:
+            self.register_buffer("log_scale", log_scale)
+        if loss == "siglip":
+            self.bias = nn.Parameter(torch.tensor(SIGLIP_BIAS))
+        # NaN until the first training batch has set it.
+        self.register_buffer("ratio", torch.tensor(1.0 if scale == "fixed" else math.nan))
+        self._calibrated = scale == "fixed"
+        self.register_load_state_dict_post_hook(_forget_calibration)
+
+    @property
+    def temperature(self) -> Float[Tensor, ""]:
+        """What divides the scores: r times the given or learned temperature."""
+        return self.ratio * torch.exp(-self.log_scale)
+
+    def forward(
+        self,
+        left: Float[Tensor, "n d"],
+        right: Float[Tensor, "n d"],
+        *,
+        queue: Float[Tensor, "k d"] | None = None,
+        hard_negatives: Float[Tensor, "k d"] | None = None,
+    ) -> dict[str, Tensor]:
+        """The named losses of raw embeddings; `loss` is the one to differentiate."""
+        if (queue is None) == (self.loss == "moco_nce"):
+            wanted = "a queue" if queue is None else "no queue"
+            raise ValueError(f"Expected {wanted} for the loss {self.loss}.")
+        if hard_negatives is not None and self.loss != "info_nce":
+            raise ValueError(
+                f"Expected hard_negatives for info_nce only, got them for {self.loss}."
+            )
+        self._start(left, right, queue)
+        contrastive, u, v = self._contrast(left, right, queue, hard_negatives)
+        if self.variance_on == "cosine":
+            u, v = shrink(left, 1.0), shrink(right if queue is None else queue, 1.0)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.variance_weight > 0):
+            variance = negative_variance(u, v, self.population, paired=queue is None)
+        total = (
+            contrastive + self.variance_weight * variance if self.variance_weight else contrastive
+        )
+        return {"loss": total, "contrastive": contrastive, "variance": variance}
+
+    def _contrast(
+        self, left: Tensor, right: Tensor, queue: Tensor | None, hard_negatives: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The contrastive loss, and two sides whose products are the negatives' scores over r."""
+        temperature = self.temperature
+        if self.loss in VIEW_LOSSES:
+            stacked = torch.cat([left, right])
+            rows, candidates = self.cell(stacked, stacked)
+            value = _VIEW_LOSS[self.loss](rows, candidates, temperature)
+            return value, rows[: len(left)] / self.ratio, candidates[len(left) :]
+        left, right = self.cell(left, right)
+        scaled = left / self.ratio
+        if queue is not None:
+            queue = self.cell.shrink_right(queue)
+            return losses.moco_nce(left, right, queue, temperature), scaled, queue
+        if self.loss == "siglip":
+            value = losses.siglip(left, right, temperature, self.bias)
+        elif self.loss == "spectral":
+            value = losses.spectral(left / temperature, right)
+        elif self.direction == "right_to_left":
+            if hard_negatives is not None:
+                raise ValueError(
+                    "Expected no hard_negatives for right_to_left: they are right rows."
+                )
+            value = losses.info_nce(right, left, temperature, both_ways=False)
+        else:
+            if hard_negatives is not None:
+                hard_negatives = self.cell.shrink_right(hard_negatives)
+            both_ways = self.direction == "both"
+            value = losses.info_nce(
+                left, right, temperature, both_ways=both_ways, hard_negatives=hard_negatives
+            )
+        return value, scaled, right
+
+    @torch.no_grad()
+    def _start(self, left: Tensor, right: Tensor, queue: Tensor | None) -> None:
+        """Calibrate on the first training batch; keep a learnable scale in its range."""
+        if isinstance(self.log_scale, nn.Parameter):
+            self.log_scale.clamp_(0.0, math.log(LARGEST_SCALE))
+        if self._calibrated:
+            return
+        if self.ratio.isnan():
+            if not self.training:
+                raise ValueError(
+                    "Expected a calibrated objective, got one before its first training batch. "
+                    "Call it once in training mode, load a checkpoint, or use scale=fixed."
+                )
+            n = len(left)
+            if queue is not None:
+                ratio = calibration_ratio(self.cell, left, queue, exclude=())
+            elif self.loss in VIEW_LOSSES:
+                stacked = torch.cat([left, right])
+                ratio = calibration_ratio(self.cell, stacked, stacked, exclude=(0, n, -n))
+            else:
+                ratio = calibration_ratio(self.cell, left, right)
+            self.ratio.copy_(ratio)
+        self._calibrated = True
+
+
+def _forget_calibration(objective: Objective, _keys: object) -> None:
+    """A loaded ratio may be NaN (never calibrated): look again at the next batch."""
+    objective._calibrated = False
+
+
+def _check_numbers(population: int, temperature: float, learnable: bool, weight: float) -> None:
+    if population < 2:
+        raise ValueError(
+            f"Expected a population of at least 2, got {population}. Pass the training-set size."
+        )
+    if not 0 < temperature < math.inf:
+        raise ValueError(
+            f"Expected a temperature above 0, got {temperature}. It divides the scores."
+        )
+    if learnable and not 1 / LARGEST_SCALE <= temperature <= 1:
+        raise ValueError(
+            f"Expected a learnable temperature to start in [{1 / LARGEST_SCALE:g}, 1], "
+            f"got {temperature}. Choose one in range, or keep it fixed."
+        )
+    if not 0 <= weight < math.inf:
+        raise ValueError(f"Expected a variance_weight of at least 0, got {weight}.")

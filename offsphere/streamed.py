@@ -1,0 +1,291 @@
+"""Exact sums over a score matrix that is never kept: tiles, log-sum-exp, gradients in one go.
+
+Every loss in `offsphere.losses` is one of two sums over the scores s_ij = left_i . right_j:
+
+- `log_partitions`: the logs of the row (and column) sums of exp(s_ij), minus the positives;
+- `softplus_sum`: the sum of log(1 + exp(s_ij + bias)), minus the positives.
+
+A sum and its gradient need the same tiles, so the forward pass computes both and the backward
+pass only scales: between the two, nothing but the gradients themselves is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import accumulate, pairwise, product
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+TILE = 768
+"""Most rows and columns of a tile: about 2 MB in float32, which stays in the cache."""
+WORKSPACE = 2**24
+"""Scores (64 MB in float32) that one call may hold so as not to compute its tiles twice."""
+PLAIN_RANGE = 40.0
+"""Scores in [-40, 40] need no shift: exp stays far from overflow and underflow in float32."""
+
+Tile = tuple[slice, slice]
+
+
+def log_partitions(
+    left: Float[Tensor, "n d"],
+    right: Float[Tensor, "m d"] | None,
+    temperature: Float[Tensor, ""],
+    *,
+    weight: float = 1.0,
+    exclude: tuple[int, ...] = (),
+    positive: tuple[int, ...] = (),
+    own: Float[Tensor, " n"] | None = None,
+    columns: int = 0,
+    largest: float = math.inf,
+) -> Float[Tensor, ""]:
+    """weight * the sum over rows i, and over `columns` columns, of log-sum-exp minus positive.
+
+    The diagonals j - i in `exclude` are left out of the log-sum-exp; those in `positive` hold the
+    positives. `own` is one more score per row, its positive, that only this row sees. With `right`
+    None both sides are `left`: half the tiles serve, because columns repeat the rows. `largest`
+    bounds the size of all scores, if it is known.
+    """
+    return _LogPartitions.apply(  # pyright: ignore
+        left, right, temperature, own, weight, exclude, positive, columns, largest
+    )
+
+
+def softplus_sum(
+    left: Float[Tensor, "n d"],
+    right: Float[Tensor, "m d"],
+    temperature: Float[Tensor, ""],
+    bias: Float[Tensor, ""],
+    *,
+    weight: float = 1.0,
+) -> Float[Tensor, ""]:
+    """weight * (the sum over i, j of softplus(s_ij + bias), minus the sum of s_ii + bias)."""
+    return _SoftplusSum.apply(left, right, temperature, bias, weight)  # pyright: ignore
+
+
+class _LogPartitions(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, left, right, temperature, own, *how):
+        with torch.autocast(left.device.type, enabled=False):
+            value, *grads = _sweep_log_partitions(
+                left, right, temperature, own, *how, needs_grad=ctx.needs_input_grad
+            )
+        ctx.save_for_backward(*grads)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grad_outputs):
+        return *_scaled(ctx.saved_tensors, grad_outputs[0]), *[None] * 5
+
+
+class _SoftplusSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, left, right, temperature, bias, weight):
+        with torch.autocast(left.device.type, enabled=False):
+            value, *grads = _sweep_softplus(
+                left, right, temperature, bias, weight, any(ctx.needs_input_grad)
+            )
+        ctx.save_for_backward(*grads)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grad_outputs):
+        return *_scaled(ctx.saved_tensors, grad_outputs[0]), None
+
+
+def _scaled(grads: tuple[Tensor | None, ...], scale: Tensor) -> list[Tensor | None]:
+    return [None if grad is None else grad * scale for grad in grads]
+
+
+class _Plain:
+    """Running sums of exp(score), where no score can overflow: one exp serves rows and columns."""
+
+    empty = 0.0
+
+    @staticmethod
+    def terms(scores: Tensor) -> Tensor:
+        return scores.exp_()
+
+    @staticmethod
+    def add(total: Tensor, terms: Tensor, dim: int) -> None:
+        total += terms.sum(dim)
+
+    @staticmethod
+    def log(total: Tensor) -> Tensor:
+        return total.log()
+
+    @staticmethod
+    def shares(terms: Tensor, rows: Tensor, cols: Tensor | None, times: Tensor) -> Tensor:
+        share = (times / rows)[:, None]
+        return terms.mul_(share if cols is None else share + times / cols)
+
+
+class _Shifted:
+    """Running log-sum-exps, for scores of any size: each line has its own shift."""
+
+    empty = -math.inf
+
+    @staticmethod
+    def terms(scores: Tensor) -> Tensor:
+        return scores
+
+    @staticmethod
+    def add(total: Tensor, terms: Tensor, dim: int) -> None:
+        torch.logaddexp(total, terms.logsumexp(dim), out=total)
+
+    @staticmethod
+    def log(total: Tensor) -> Tensor:
+        return total
+
+    @staticmethod
+    def shares(terms: Tensor, rows: Tensor, cols: Tensor | None, times: Tensor) -> Tensor:
+        share = (terms - rows[:, None]).exp_()
+        share = share if cols is None else share.add_(terms.sub_(cols).exp_())
+        return share.mul_(times)
+
+
+def _sweep_log_partitions(
+    left, right, temperature, own, weight, exclude, positive, columns, largest, *, needs_grad
+):
+    """The value, and the gradients for left, right, temperature and own (None if not needed)."""
+    symmetric = right is None
+    right = left if symmetric else right
+    two_way = symmetric or columns > 0
+    exps = _Plain if largest <= PLAIN_RANGE else _Shifted
+    tiles = list(_tiles(len(left), len(right), upper_only=symmetric))
+    sizes = [_size(at) for at in tiles]
+    keep = any(needs_grad) and sum(sizes) <= WORKSPACE
+    # One buffer: a tile that is computed again lands where it was, so it has the same bits again.
+    buffer = left.new_empty(sum(sizes) if keep else max(sizes))
+    starts = list(accumulate(sizes, initial=0)) if keep else [0] * len(tiles)
+
+    def place(number: int) -> Tensor:
+        i, j = tiles[number]
+        start = starts[number]
+        return buffer[start : start + sizes[number]].view(i.stop - i.start, j.stop - j.start)
+
+    def compute(number: int) -> Tensor:
+        i, j = tiles[number]
+        scores = torch.mm(left[i] / temperature, right[j].T, out=place(number))
+        if symmetric and i == j and exps is _Shifted:
+            # Rounding tells s_ij from s_ji; where scores are large, exp would tell them apart too.
+            scores.copy_(scores.triu() + scores.triu(1).T)
+        return scores
+
+    # First sweep: the sum of every row and, both ways, of every column.
+    rows = left.new_full((len(left),), exps.empty) if own is None else exps.terms(own.clone())
+    cols = rows if symmetric else left.new_full((len(right),), exps.empty)
+    positives = left.new_zeros(()) if own is None else own.sum()
+    for number, at in enumerate(tiles):
+        i, j = at
+        scores = compute(number)
+        for diagonal in _diagonals(scores, at, positive):
+            # Off the diagonal of a symmetric matrix a tile stands for its mirror image too.
+            positives = positives + diagonal.sum() * (2 if symmetric and i != j else 1)
+        tile = _without(exps.terms(scores), at, exclude, exps.empty)
+        exps.add(rows[i], tile, 1)
+        if two_way and not (symmetric and i == j):
+            exps.add(cols[j], tile, 0)
+    value = exps.log(rows).sum() + (exps.log(cols[:columns]).sum() if columns else 0.0)
+    value = weight * (value - positives * (2 if columns else 1))
+    if not any(needs_grad):
+        return value, None, None, None, None
+
+    # Second sweep: the gradient of each score, and from it those of the two sides.
+    if columns:
+        cols[columns:] = math.inf
+    times = weight / temperature
+    grad_left = torch.empty_like(left)
+    grad_right = None
+    if symmetric:
+        grad_right = grad_left
+    elif needs_grad[1]:
+        grad_right = torch.empty_like(right)
+    for number, at in enumerate(tiles):
+        i, j = at
+        if keep:
+            tile = place(number)
+        else:
+            tile = _without(exps.terms(compute(number)), at, exclude, exps.empty)
+        grad = exps.shares(tile, rows[i], cols[j] if two_way else None, times)
+        for diagonal in _diagonals(grad, at, positive):
+            diagonal -= 2 * times if two_way else times
+        # The first tile that reaches a block of rows writes it, the others add to it.
+        grad_left[i].addmm_(grad, right[j], beta=float(j.start > 0))
+        if grad_right is not None and not (symmetric and i == j):
+            grad_right[j].addmm_(grad.T, left[i], beta=float(i.start > 0))
+    grad_temperature = grad_own = None
+    if needs_grad[2]:
+        grad_temperature = _temperature_gradient(left, grad_left, temperature) / (1 + symmetric)
+    if own is not None:
+        grad_own = weight * ((own - exps.log(rows)).exp_() - 1)
+    return value, grad_left, None if symmetric else grad_right, grad_temperature, grad_own
+
+
+def _sweep_softplus(left, right, temperature, bias, weight, needs_grad):
+    """The value, and the gradients for left, right, temperature and bias (None if not needed)."""
+    value, times = torch.zeros_like(bias), weight / temperature
+    grad_left, grad_right = torch.zeros_like(left), torch.zeros_like(right)
+    grad_bias = torch.zeros_like(bias)
+    for at in _tiles(len(left), len(right)):
+        i, j = at
+        logits = torch.addmm(bias, left[i] / temperature, right[j].T)
+        value += F.softplus(logits).sum()
+        for diagonal in _diagonals(logits, at, (0,)):
+            value -= diagonal.sum()
+        if needs_grad:
+            grad = logits.sigmoid_()
+            for diagonal in _diagonals(grad, at, (0,)):
+                diagonal -= 1
+            grad_bias += grad.sum()
+            grad.mul_(times)
+            grad_left[i].addmm_(grad, right[j])
+            grad_right[j].addmm_(grad.T, left[i])
+    if not needs_grad:
+        return weight * value, None, None, None, None
+    grad_temperature = _temperature_gradient(left, grad_left, temperature)
+    return weight * value, grad_left, grad_right, grad_temperature, weight * grad_bias
+
+
+def _temperature_gradient(left: Tensor, grad_left: Tensor, temperature: Tensor) -> Tensor:
+    """Scores are left . right / temperature: the rate in one is minus the rate in the other."""
+    return -torch.linalg.vecdot(left, grad_left).sum() / temperature
+
+
+def _tiles(rows: int, cols: int, upper_only: bool = False) -> Iterator[Tile]:
+    """Tiles of nearly equal size that cover the score matrix, or its upper triangle."""
+    for i, j in product(_slices(rows), _slices(cols)):
+        if not upper_only or i.start <= j.start:
+            yield i, j
+
+
+def _slices(length: int) -> list[slice]:
+    count = max(1, math.ceil(length / TILE))
+    return [slice(a, b) for a, b in pairwise(length * k // count for k in range(count + 1))]
+
+
+def _size(at: Tile) -> int:
+    return (at[0].stop - at[0].start) * (at[1].stop - at[1].start)
+
+
+def _diagonals(tile: Tensor, at: Tile, offsets: tuple[int, ...]) -> Iterator[Tensor]:
+    """Views of those diagonals j - i = offset of the whole matrix that cross this tile."""
+    for offset in offsets:
+        local = offset + at[0].start - at[1].start
+        if -tile.shape[0] < local < tile.shape[1]:
+            yield tile.diagonal(local)
+
+
+def _without(terms: Tensor, at: Tile, exclude: tuple[int, ...], empty: float) -> Tensor:
+    for diagonal in _diagonals(terms, at, exclude):
+        diagonal.fill_(empty)
+    return terms

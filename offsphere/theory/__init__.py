@@ -1,0 +1,1 @@
+"""Closed forms and simulations that check the papers."""

@@ -1,0 +1,1 @@
+"""fit(): the one training loop, with its optimisers, random streams and checkpoints."""

@@ -1,0 +1,146 @@
+"""The negative-similarity variance term and statistics, without a score matrix.
+
+Over i != j the sum of (u_i . v_j)**2 is <U'U, V'V> minus the diagonal, and the sum of u_i . v_j is
+(sum u) . (sum v) minus the diagonal: O(m d**2) time and O(d**2) memory. Nothing here normalises:
+pass unit vectors for cosines.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+def negative_variance(
+    u: Float[Tensor, "m d"], v: Float[Tensor, "k d"], population: int, *, paired: bool = True
+) -> Float[Tensor, ""]:
+    """Mean over negatives of (u_i . v_j + 1/(population - 1))**2 (VRNS, Def. 5.7).
+
+    `population` is the size of the training set. Row i of `u` and row i of `v` are a positive pair
+    and left out, unless `paired=False` (a queue). For the within-view form pass one view twice.
+    """
+    if population < 2:
+        raise ValueError(
+            f"Expected a population of at least 2, got {population}. Pass the number of training "
+            "instances, not the batch size."
+        )
+    return mean_square(u, v, 1.0 / (population - 1), paired=paired)
+
+
+def mean_square(
+    u: Float[Tensor, "m d"], v: Float[Tensor, "k d"], shift: float = 0.0, *, paired: bool = True
+) -> Float[Tensor, ""]:
+    """Mean over negatives of (u_i . v_j + shift)**2."""
+    _check(u, v, paired)
+    u, v = (x.float() if x.dtype in (torch.float16, torch.bfloat16) else x for x in (u, v))
+    method = _FromProduct if max(len(u), len(v)) < 2 * u.shape[1] else _FromGrams
+    return method.apply(u, v, shift, paired)  # pyright: ignore
+
+
+@torch.no_grad()
+def negative_statistics(
+    u: Float[Tensor, "m d"], v: Float[Tensor, "k d"], *, paired: bool = True
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Mean and variance (ddof 0) of the negatives' similarities u_i . v_j, in float64.
+
+    With both sides centred, u_i . v_j minus the product of the means is a short vector product
+    again, the mean terms being two more columns. So nearly collapsed embeddings, whose variance a
+    difference of raw sums would drown in rounding, keep their digits.
+    """
+    u, v = u.double(), v.double()
+    mean_u, mean_v = u.mean(0), v.mean(0)
+    u, v = u - mean_u, v - mean_v
+    one_u, one_v = u.new_ones(len(u), 1), v.new_ones(len(v), 1)
+    u, v = (
+        torch.cat([u, u @ mean_v[:, None], one_u], 1),
+        torch.cat([v, one_v, v @ mean_u[:, None]], 1),
+    )
+    second = mean_square(u, v, paired=paired)
+    first = u.sum(0) @ v.sum(0)
+    if paired:
+        first = first - torch.linalg.vecdot(u, v).sum()
+    mean = first / _count(u, v, paired)
+    return mean_u @ mean_v + mean, (second - mean**2).clamp_min(0)
+
+
+class _FromGrams(torch.autograd.Function):
+    """O(m d**2): the sum of squares is <U'U, V'V> plus what the shift adds, minus the diagonal."""
+
+    @staticmethod
+    def forward(ctx, u, v, shift, paired):
+        with torch.autocast(u.device.type, enabled=False):
+            gram_u = u.T @ u
+            gram_v = gram_u if v is u else v.T @ v
+            sum_u, sum_v = u.sum(0), v.sum(0)
+            total = torch.dot(gram_u.flatten(), gram_v.flatten()) + 2 * shift * (sum_u @ sum_v)
+            total += len(u) * len(v) * shift**2
+            positives = torch.linalg.vecdot(u, v).add_(shift)[:, None] if paired else None
+            if positives is not None:
+                total -= positives.square().sum()
+        ctx.save_for_backward(u, v, gram_u, gram_v, sum_u, sum_v, positives)
+        ctx.shift, ctx.count = shift, _count(u, v, paired)
+        return total / ctx.count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grad_outputs):
+        u, v, gram_u, gram_v, sum_u, sum_v, positives = ctx.saved_tensors
+        scale = 2 * grad_outputs[0] / ctx.count
+        grad_u = torch.addmm(scale * ctx.shift * sum_v, u, scale * gram_v)
+        grad_v = torch.addmm(scale * ctx.shift * sum_u, v, scale * gram_u)
+        if positives is not None:
+            positives = scale * positives
+            grad_u.addcmul_(positives, v, value=-1)
+            grad_v.addcmul_(positives, u, value=-1)
+        return grad_u, grad_v, None, None
+
+
+class _FromProduct(torch.autograd.Function):
+    """O(m**2 d), for fewer rows than twice the width: the score matrix itself, which is small."""
+
+    @staticmethod
+    def forward(ctx, u, v, shift, paired):
+        with torch.autocast(u.device.type, enabled=False):
+            scores = (u @ v.T).add_(shift)
+            if paired:
+                scores.diagonal().zero_()
+        ctx.save_for_backward(u, v, scores)
+        ctx.count = _count(u, v, paired)
+        return torch.dot(scores.flatten(), scores.flatten()) / ctx.count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grad_outputs):
+        u, v, scores = ctx.saved_tensors
+        scores = scores * (2 * grad_outputs[0] / ctx.count)
+        return scores @ v, scores.T @ u, None, None
+
+
+def _count(u: Tensor, v: Tensor, paired: bool) -> int:
+    return len(u) * len(v) - (len(u) if paired else 0)
+
+
+def _check(u: Tensor, v: Tensor, paired: bool) -> None:
+    if not (u.is_floating_point() and v.is_floating_point()):
+        raise ValueError(
+            f"Expected floating-point embeddings, got {u.dtype} and {v.dtype}. Use .float()."
+        )
+    if u.ndim != 2 or v.ndim != 2 or u.shape[1] != v.shape[1]:
+        raise ValueError(
+            f"Expected two matrices of one width, got {tuple(u.shape)} and {tuple(v.shape)}."
+        )
+    if paired and len(u) != len(v):
+        raise ValueError(
+            f"Expected as many rows on both sides, got {len(u)} and {len(v)}. "
+            "Use paired=False for a queue or a gallery."
+        )
+    if (paired and len(u) < 2) or not len(u) or not len(v):
+        raise ValueError(
+            f"Expected at least one negative, got {len(u)} and {len(v)} rows. Use a larger batch."
+        )

@@ -1,0 +1,1 @@
+"""The text-text lane: retrieval (asymmetric) and sentence similarity (symmetric)."""

@@ -1,0 +1,1 @@
+"""The image-image lane: SimCLR and MoCo."""
