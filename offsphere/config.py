@@ -1,0 +1,278 @@
+"""Settings from one frozen dataclass: field = flag = YAML key = results column. Imports no torch.
+
+Every way in (flags, YAML files, records) becomes one set of flags, so tyro is the one validator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import itertools
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import yaml
+
+from offsphere.names import unknown
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+ConfigT = TypeVar("ConfigT", bound="DataclassInstance")
+# A setting as it was given: its name or flag, its values as text (None: null), file and line.
+Item = tuple[str, Sequence[str | None], str]
+Given = dict[str, tuple[Sequence[str], str]]
+
+BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+CONFIG_HELP = "--config=FILE.yaml takes settings from flat YAML files; a later file and flags win."
+
+
+def where(default: Any) -> Any:
+    """A field that says where or how a run runs (out, workers, device): left out of its hash."""
+    return dataclasses.field(default=default, metadata={"where": True})
+
+
+def parse(
+    config_class: type[ConfigT],
+    argv: Sequence[str] | None = None,
+    *,
+    description: str | None = None,
+) -> ConfigT:
+    """The settings from flags and `--config` files; a mistake ends in one line, exit 2."""
+    argv = sys.argv[1:] if argv is None else argv
+    if "-h" in argv or "--help" in argv:
+        _help(config_class, description)
+    try:
+        items = list(_argv_items(argv))
+        files = [str(file) for flag, values, _ in items if flag == "--config" for file in values]
+        recipes = [item for file in files for item in _yaml_items(_read(file), file)]
+        flags = [item for item in items if item[0] != "--config"]
+        return _build(config_class, recipes + flags, files)
+    except (ValueError, OSError) as error:
+        print(f"{Path(sys.argv[0]).name}: error: {error} (see --help)", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def from_dict(config_class: type[ConfigT], mapping: Mapping[str, Any]) -> ConfigT:
+    """The settings from plain values, checked as flags are; a missing field takes its default."""
+    try:
+        text = yaml.safe_dump(dict(mapping))
+    except yaml.YAMLError as error:
+        raise ValueError(f"Settings must be plain values, lists or null: {error}") from None
+    return _build(config_class, _yaml_items(text, ""))
+
+
+def load_yaml(config_class: type[ConfigT], path: str | Path) -> ConfigT:
+    """The settings of one YAML file, such as a run's config.yaml."""
+    return _build(config_class, _yaml_items(_read(path), path))
+
+
+def to_yaml(config: DataclassInstance) -> str:
+    """The settings as a YAML text that `--config` and `load_yaml` read back."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+
+
+def to_dict(config: DataclassInstance) -> dict[str, Any]:
+    """The settings as plain values that YAML and JSON can write, in field order."""
+    return {field.name: _plain(field.name, getattr(config, field.name)) for field in fields(config)}
+
+
+def settings(config: DataclassInstance) -> dict[str, Any]:
+    """The settings that make the run what it is, in one spelling (1.0 is 1): no `where` fields."""
+    left_out = {field.name for field in fields(config) if field.metadata.get("where")}
+    return {k: _canonical(v) for k, v in to_dict(config).items() if k not in left_out}
+
+
+def settings_hash(config: DataclassInstance) -> str:
+    """Eight hexadecimal digits of the settings, the same in every process and field order."""
+    text = json.dumps(settings(config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def run_name(config: DataclassInstance) -> str:
+    """`<cell>-seed<k>-<hash>`: a folder name that the settings alone decide."""
+    values = to_dict(config)
+    if not {"cell", "seed"} <= values.keys():
+        raise ValueError(f"{type(config).__name__} needs 'cell' and 'seed' for a run's name.")
+    cell = re.sub(r"[^A-Za-z0-9._+-]+", "_", str(values["cell"]))
+    return f"{cell}-seed{values['seed']}-{settings_hash(config)}"
+
+
+def command(script: str, config: DataclassInstance, *, leave_out_defaults: bool = True) -> str:
+    """The shell command that gives these settings again."""
+    words = ["python", script]
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if not leave_out_defaults or value != _default(field):
+            words += _flag_words(field.name.replace("_", "-"), _plain(field.name, value))
+    return shlex.join(words)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _flag_words(flag: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    values = [str(item) for item in (value if isinstance(value, list) else [value])]
+    return [f"--{flag}={values[0]}"] if len(values) == 1 else [f"--{flag}", *values]
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(name, item) for item in value]
+    for plain in (bool, int, float, str):
+        if isinstance(value, plain):
+            return plain(value)
+    if value is None or isinstance(value, Path):
+        return value and str(value)
+    raise ValueError(f"{name} is a {type(value).__name__}: settings are plain values or tuples.")
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_canonical(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _leaves(hint: Any) -> Sequence[Any]:
+    """What a field accepts: types, literal choices as texts, and `tuple` if it takes a list."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return [str(choice) for choice in parts]
+    leaves = [leaf for part in parts if part is not Ellipsis for leaf in _leaves(part)]
+    return [*leaves, tuple] if origin in (tuple, list) else leaves or [hint]
+
+
+def _argv_items(argv: Sequence[str]) -> Iterator[Item]:
+    """(flag, its values, no origin) for each flag of a command line."""
+    starts = [i for i, word in enumerate(argv) if word.startswith("--")]
+    if argv and starts[:1] != [0]:
+        raise ValueError(f"Unexpected {argv[0]!r}: settings are flags such as --name=value.")
+    for start, end in itertools.pairwise([*starts, len(argv)]):
+        flag, equals, first = argv[start].partition("=")
+        values = ([first] if equals else []) + list(argv[start + 1 : end])
+        if flag == "--config" and not values:
+            raise ValueError("--config needs a file, as in --config=FILE.yaml.")
+        yield flag, values, ""
+
+
+def _yaml_items(text: str, source: str | Path) -> Iterator[Item]:
+    """(key, its values as written, file and line) for each line of a flat YAML mapping."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{source} is not valid YAML: {error}") from None
+    if not isinstance(root, yaml.MappingNode | None):
+        raise ValueError(f"{source}: expected lines such as 'batch_size: 256', not a {root.id}.")
+    names: set[str] = set()
+    for key, value in root.value if root else ():
+        origin = f"{source}, line {key.start_mark.line + 1}: " if source else ""
+        nodes = value.value if isinstance(value, yaml.SequenceNode) else [value]
+        if not all(isinstance(node, yaml.ScalarNode) for node in (key, *nodes)):
+            raise ValueError(f"{origin}{key.value!r} is nested: settings are flat 'name: value'.")
+        if key.value in names:
+            raise ValueError(f"{origin}{key.value!r} is set twice: remove one of the lines.")
+        names.add(key.value)
+        yield key.value, [_as_written(node) for node in nodes], origin
+
+
+def _as_written(node: yaml.ScalarNode) -> str | None:
+    if node.tag.endswith(":float"):
+        return re.sub(r"\.(?=inf|nan)", "", node.value.lower())
+    return None if node.tag.endswith(":null") else node.value
+
+
+def _collect(config_class: type[DataclassInstance], items: Iterable[Item]) -> Given:
+    """The values of each field, spelt as tyro wants them; the last one wins."""
+    hints = get_type_hints(config_class)
+    kinds = {field.name: _leaves(hints[field.name]) for field in fields(config_class)}
+    given: Given = {}
+    for label, values, origin in items:
+        name = label.removeprefix("--").replace("-", "_") if label.startswith("--") else label
+        if label.startswith("--no-") and not values and bool in kinds.get(name[3:], ()):
+            name, values = name[3:], ["false"]
+        try:
+            if name not in kinds:
+                raise unknown("setting", label, kinds)
+            given[name] = [_spell(label, v, kinds[name]) for v in values], origin
+            if bool in kinds[name] and not values:
+                given[name] = ["True"], origin
+            if len(values) > 1 and tuple not in kinds[name]:
+                raise ValueError(f"{label} takes one value, but {len(values)} came: {values}.")
+            if len(values) > 1 and any(v and v.startswith("--") for v in values):
+                raise ValueError(f"{label} cannot hold a value that starts with '--': {values}.")
+        except ValueError as error:
+            raise ValueError(f"{origin}{error}") from None
+    return given
+
+
+def _spell(label: str, value: str | None, leaves: Sequence[Any]) -> str:
+    """One value as tyro spells it; what tyro would misread or explain badly is an error here."""
+    choices = [leaf for leaf in leaves if isinstance(leaf, str)]
+    if value is not None and (str in leaves or value in choices):
+        return value
+    if value is None or value.lower() in ("none", "null"):
+        if NoneType not in leaves:
+            raise ValueError(f"{label} cannot be null: leave it out to take its default.")
+        return "None"
+    if bool in leaves:
+        value = str(BOOLEANS.get(value.lower(), value))
+        choices += ["True", "False"]
+    if value not in choices and {NoneType, bool, tuple, *choices}.issuperset(leaves):
+        raise unknown(f"value of {label}", value, choices)
+    return value
+
+
+def _read(file: str | Path) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from None
+
+
+def _build(
+    config_class: type[ConfigT], items: Iterable[Item], files: Sequence[str] = ()
+) -> ConfigT:
+    """Hand the flags to tyro, and turn its refusal into a ValueError that names the origin."""
+    import tyro
+
+    given = _collect(config_class, items)
+    args = [word for name, (values, _) in given.items() for word in _flag_words(name, values)]
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(config_class, args=args, config=(tyro.conf.FlagConversionOff,))
+    except SystemExit as refusal:
+        if isinstance(refusal.__context__, ValueError):
+            source = f" (settings from {', '.join(files)} and the flags)" if files else ""
+            raise ValueError(f"{refusal.__context__}{source}") from None
+        message = _message(said.getvalue())
+        flag = re.search(r"--([\w-]+)", message)
+        _, origin = given.get(flag[1].replace("-", "_") if flag else "", ((), ""))
+        raise ValueError(f"{origin}{message}") from None
+
+
+def _message(box: str) -> str:
+    """What tyro's error box says between its first two rules."""
+    parts = re.split(r"(?m)^[\s│╭╮╰╯]*[-─]{3}.*$", box)
+    return " ".join(parts[1].replace("│", " ").split()) if len(parts) > 2 else box.strip()
+
+
+def _help(config_class: type, description: str | None) -> None:
+    import tyro
+
+    with contextlib.suppress(SystemExit):
+        tyro.cli(config_class, args=["--help"], description=description)
+    print(CONFIG_HELP)
+    raise SystemExit(0)

@@ -1,0 +1,318 @@
+"""A run is a folder that explains itself: settings, provenance, steps, metrics. Imports no torch.
+
+JSON has no NaN: non-finite floats are written as the strings "NaN", "Infinity" and "-Infinity",
+and `steps()` and `metrics()` turn these three back into floats.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import offsphere
+from offsphere.config import load_yaml, run_name, settings, to_yaml
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+PACKAGES = ("torch", "torchvision", "timm", "open_clip_torch", "lightly", "lightning-fabric")
+PACKAGES += ("webdataset", "clip-benchmark", "numpy", "scipy", "scikit-learn", "transformers")
+NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_locks: set[int] = set()
+
+
+class RunFolder(AbstractContextManager):
+    """One run's files: `RunFolder(path)` reads them, `open_run` also locks the folder for writing.
+
+    `state` is the state at opening: new, cut (it has no recorded end), finished or failed.
+    """
+
+    def __init__(self, path: str | Path, *, lock: bool = False) -> None:
+        self.path = Path(path)
+        self.checkpoint = self.path / "checkpoint"
+        self._let_go = _lock(self) if lock else None
+        started = (self.path / "config.yaml").exists()
+        self.state: str = self.metrics().get("run/status", "cut") if started else "new"
+        self._opened, self._seconds_before = time.monotonic(), 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of work over all sessions, without the work that a kill threw away."""
+        return self._seconds_before + time.monotonic() - self._opened
+
+    def log_step(self, row: dict[str, Any]) -> None:
+        """Append one row to steps.jsonl, with `run/seconds`; a kill loses no row once written."""
+        if "step" not in row:
+            raise ValueError(f"A row needs its 'step'; this one has only {sorted(row)}.")
+        row = {"step": row["step"], "run/seconds": round(self.seconds, 3), **row}
+        _append(self.path / "steps.jsonl", _to_json(row).encode() + b"\n")
+
+    def rewind(self, step: int) -> None:
+        """Drop the rows after `step` (the checkpoint's) and a half-written last line."""
+        kept = [row for row in self.steps() if row["step"] <= step]
+        _write_text(self.path / "steps.jsonl", "".join(_to_json(row) + "\n" for row in kept))
+        self._opened = time.monotonic()
+        self._seconds_before = kept[-1].get("run/seconds", 0.0) if kept else 0.0
+
+    def steps(self) -> list[dict[str, Any]]:
+        """Every complete row of steps.jsonl; a half-written last line is not one."""
+        file = self.path / "steps.jsonl"
+        lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+        return [_from_json(line, f"{file}, line {i}") for i, line in enumerate(lines, 1)]
+
+    def finish(self, metrics: dict[str, Any]) -> None:
+        """Write metrics.json with `run/status` finished."""
+        self._end(metrics, "finished")
+
+    def fail(self, reason: str) -> None:
+        """Write metrics.json with `run/status` failed and the reason: a failed run is a row."""
+        self._end({"run/reason": reason}, "failed")
+
+    def metrics(self) -> dict[str, Any]:
+        """What `finish` or `fail` wrote; empty while the run goes on or when it was cut."""
+        return self._read("metrics.json")
+
+    def provenance(self) -> dict[str, Any]:
+        """The first start's provenance, and the later ones under `resumed`."""
+        return self._read("provenance.json")
+
+    def describe_data(self, data: dict[str, Any]) -> None:
+        """Record the data's fingerprint; to go on with other data is an error."""
+        stored, data = self.provenance(), _from_json(_to_json(data), "data")
+        if stored.get("data") not in (None, data):
+            raise ValueError(
+                f"{self.path} was started on the data {stored['data']}, but now it is {data}: "
+                "bring the old data back, or move the folder away to start anew."
+            )
+        self._write("provenance.json", {**stored, "data": data})
+
+    def close(self) -> None:
+        """Let the lock go."""
+        if self._let_go:
+            self._let_go()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _end(self, metrics: dict[str, Any], status: str) -> None:
+        end = {"run/status": status, "run/seconds": round(self.seconds, 3), "run/ended": _now()}
+        self._write("metrics.json", {**metrics, **end})
+        self.state = status
+
+    def _read(self, name: str) -> dict[str, Any]:
+        file = self.path / name
+        return _from_json(file.read_bytes(), str(file)) if file.exists() else {}
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        _write_text(self.path / name, _to_json(content, indent=2) + "\n")
+
+
+def open_run(
+    config: DataclassInstance, *, script: str, out: str | Path, study: str | None = None
+) -> RunFolder:
+    """Open `<out>/<study or script>/<run_name>` for writing, locked until it is closed."""
+    script = Path(script).stem
+    path = Path(out) / (study or script) / run_name(config)
+    (path / "checkpoint").mkdir(parents=True, exist_ok=True)
+    run = RunFolder(path, lock=True)
+    try:
+        _check_same_run(run, config, script)
+        for stale in path.rglob(".*.tmp"):
+            stale.unlink()
+        stored, now = run.provenance(), {"script": script, **provenance(None)}
+        if not stored:
+            run._write("provenance.json", now)
+        elif run.state != "finished":
+            run._write("provenance.json", {**stored, "resumed": [*stored.get("resumed", []), now]})
+        if run.state == "new":
+            _write_text(path / "config.yaml", to_yaml(config))
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+def atomic_write(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
+    """Replace a file whole or not at all: on any error the old one is intact, no rest is left."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
+        reason = f"{error.strerror or error}; it could not be written, what was there is intact"
+        raise OSError(error.errno, reason, str(path)) from error
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def provenance(data: dict[str, Any] | None) -> dict[str, Any]:
+    """Versions, machine, commit, command and start time: no user, host or absolute path."""
+    commit, versions = _commit(), {}
+    for package in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return {
+        "started": _now(),
+        "command": shlex.join(_without_folders(word) for word in sys.argv),
+        "offsphere": offsphere.__version__,
+        "commit": commit.removesuffix("-dirty") or None,
+        "dirty": commit.endswith("-dirty") if commit else None,
+        "python": platform.python_version(),
+        "versions": versions,
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cpus": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "data": data,
+    }
+
+
+def _check_same_run(run: RunFolder, config: DataclassInstance, script: str) -> None:
+    if run.state == "new":
+        return
+    old, new = settings(load_yaml(type(config), run.path / "config.yaml")), settings(config)
+    old["script"], new["script"] = run.provenance().get("script", script), script
+    differ = [
+        f"{name} is {old[name]!r} there and {new[name]!r} here"
+        for name in new
+        if repr(old[name]) != repr(new[name])
+    ]
+    if differ:
+        raise ValueError(
+            f"{run.path} holds a run of other settings: {'; '.join(differ)}. "
+            "Move that folder away, or choose another --out."
+        )
+
+
+def _lock(run: RunFolder) -> Callable[[], object]:
+    """Lock the folder until the kernel or the returned function lets it go."""
+    file = run.path / ".lock"
+    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise ValueError(
+            f"{run.path} is in use by the process {file.read_text()}: wait for its end, or end it."
+        ) from None
+    os.truncate(lock, 0)
+    os.write(lock, str(os.getpid()).encode())
+    _locks.add(lock)
+    return weakref.finalize(run, _unlock, lock)
+
+
+def _unlock(lock: int) -> None:
+    if lock in _locks:
+        _locks.remove(lock)
+        os.close(lock)
+
+
+def _unlock_in_child() -> None:
+    """A forked data worker that outlives a killed trainer must not keep the trainer's lock."""
+    for lock in tuple(_locks):
+        _unlock(lock)
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Append a line; the rest of a line that a kill or a full disk left is cut off first."""
+    with path.open("ab+", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        if size and file.read(1) != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+        if file.write(line) != len(line):
+            raise OSError(errno.ENOSPC, "only a part of a row could be written", str(path))
+
+
+def _write_text(path: Path, text: str) -> None:
+    atomic_write(path, lambda file: file.write(text.encode()))
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(_finite(value), indent=indent, allow_nan=False, default=_scalar)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return next(name for name, number in NON_FINITE.items() if str(number) == str(value))
+    return value
+
+
+def _scalar(value: Any) -> Any:
+    """The plain number of a numpy or torch scalar."""
+    if not hasattr(value, "item"):
+        raise ValueError(
+            f"Expected numbers, texts, lists or mappings, got a {type(value).__name__}."
+        )
+    return _finite(value.item())
+
+
+def _from_json(text: str | bytes, source: str) -> dict[str, Any]:
+    def revive(pairs: dict[str, Any]) -> dict[str, Any]:
+        return {k: NON_FINITE.get(v, v) if isinstance(v, str) else v for k, v in pairs.items()}
+
+    try:
+        return json.loads(text, object_hook=revive)
+    except ValueError as error:
+        raise ValueError(f"{source} is damaged, it is not JSON: {error}") from None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _commit() -> str:
+    """The commit of this code, "-dirty" if tracked files differ; empty outside a repository."""
+    git = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent)]
+    tracked = [*git, "ls-files", "--error-unmatch", Path(__file__).name]
+    describe = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    with suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(tracked, check=True, capture_output=True)
+        return subprocess.run(describe, check=True, capture_output=True, text=True).stdout.strip()
+    return ""
+
+
+def _cpu() -> str:
+    with suppress(OSError):
+        if model := re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text()):
+            return model[1]
+    return platform.processor() or platform.machine()
+
+
+def _without_folders(word: str) -> str:
+    """A command-line word with the folders of absolute paths left out."""
+    return re.sub(r"(?<![\w.~/-])/(?:[^/\s,:=]+/)+", ".../", word)

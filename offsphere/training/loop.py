@@ -1,0 +1,279 @@
+"""fit(): the one training loop. A run depends on its settings alone: a step's batch, augmentation
+and rate are functions of (settings, step), so a run that was cut goes on bit for bit."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from offsphere.objective import Objective
+from offsphere.record import RunFolder
+from offsphere.training.checkpoint import load_checkpoint, save_checkpoint
+from offsphere.training.loggers import open_loggers
+from offsphere.training.optim import build_optimizers, rate, set_rate
+from offsphere.training.script import Stopped
+from offsphere.training.settings import TrainSettings, steps_of
+from offsphere.training.streams import stream_seed
+from offsphere.training.telemetry import telemetry
+
+
+class Step(NamedTuple):
+    """What a method makes of one batch: named losses, and the raw embeddings of both sides."""
+
+    losses: dict[str, Tensor]
+    left: Tensor
+    right: Tensor
+
+
+class Method(nn.Module):
+    """A trainable method: `method(batch, step)` is a `Step`, and it has an objective."""
+
+    objective: Objective
+
+    def after_step(self, progress: float) -> None:
+        """What follows the optimiser's step, at this share of the training; by default nothing."""
+
+
+class Interrupted(Stopped):
+    """The run was told to stop; its checkpoint is written."""
+
+    code = 130
+
+
+class Diverged(Stopped):
+    """The loss is no longer a number; the last good checkpoint is kept."""
+
+
+def fit(
+    method: Method,
+    batches: Dataset,
+    settings: TrainSettings,
+    folder: RunFolder,
+    *,
+    population: int,
+    evaluate: Callable[[], dict[str, float]],
+) -> dict[str, float]:
+    """Train to the end of the budget and return the final metrics.
+
+    `batches[step]` is the batch of a step; `evaluate` gives named numbers of the trained method. It
+    is also asked before the first step: those numbers come back under `untrained/`.
+    """
+    per_epoch, total = steps_of(settings, population)
+    fabric = _fabric(settings)
+    optimizers = build_optimizers(method, settings)
+    module, *prepared = fabric.setup(method, *optimizers)
+    optimizers = [optimizer.optimizer for optimizer in prepared]
+
+    state = load_checkpoint(folder.checkpoint)
+    if state is None:
+        folder.rewind(-1)
+        start, facts = 0, {"untrained": evaluate(), "clipped": 0}
+    else:
+        start, facts = _restore(state, method, optimizers)
+        folder.rewind(start - 1)
+
+    def checkpoint(next_step: int) -> None:
+        save_checkpoint(
+            folder.checkpoint,
+            {
+                "step": next_step,
+                "method": method.state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+                "facts": facts,
+            },
+        )
+
+    loader = DataLoader(
+        batches,
+        sampler=range(start, total),
+        batch_size=None,
+        num_workers=settings.workers,
+        pin_memory=fabric.device.type == "cuda",
+    )
+    eval_steps = max(1, settings.eval_every // settings.batch_size) if settings.eval_every else 0
+    with (
+        _stop_signals() as stop,
+        _progress(settings, start, total) as show,
+        open_loggers(settings, folder) as log,
+    ):
+        for step, batch in enumerate(loader, start):
+            set_rate(optimizers, rate(step, total, settings.warmup))
+            torch.manual_seed(stream_seed(settings.seed, "model", step))
+            result = module(fabric.to_device(batch), step)
+            last = step + 1 == total
+            logs = step % settings.log_every == 0 or last
+            if logs or fabric.device.type == "cpu":
+                _check_finite(result, step, settings)
+            fabric.backward(result.losses["loss"])
+            norm = _gradient_norm(method, settings.clip)
+            if settings.clip:
+                facts["clipped"] += int(norm > settings.clip)
+            for optimizer in prepared:
+                optimizer.step()
+                optimizer.zero_grad()
+            method.after_step((step + 1) / total)
+
+            row: dict[str, Any] = {}
+            if logs:
+                row = _row(result, method, norm, optimizers[0], facts["clipped"] / (step + 1))
+            if eval_steps and (step + 1) % eval_steps == 0 and not last:
+                row |= evaluate()
+            if row:
+                row = {
+                    "step": step,
+                    "samples": (step + 1) * settings.batch_size,
+                    "epoch": (step + 1) / per_epoch,
+                    **row,
+                }
+                folder.log_step(row)
+                log(row)
+            show(step + 1, row)
+            if stop():
+                checkpoint(step + 1)
+                raise Interrupted(
+                    f"stopped by {stop()} after step {step + 1} of {total}. The checkpoint is "
+                    "written: the same command goes on from there."
+                )
+            if (step + 1) % settings.checkpoint_every == 0 and not last:
+                checkpoint(step + 1)
+        metrics = _final(folder, facts) | evaluate()
+        log({"step": total - 1, **metrics})
+    checkpoint(total)
+    return metrics
+
+
+def _fabric(settings: TrainSettings):
+    from lightning_fabric import Fabric
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fabric = Fabric(accelerator=settings.device, devices=1, precision=settings.precision)
+    if fabric.device.type == "cpu" and settings.precision != "32-true":
+        raise ValueError(
+            f"--precision={settings.precision} is for accelerators: on a CPU it is many times "
+            "slower than float32. Use --precision=32-true."
+        )
+    return fabric
+
+
+def _restore(
+    state: dict[str, Any], method: nn.Module, optimizers: list[torch.optim.Optimizer]
+) -> tuple[int, dict[str, Any]]:
+    method.load_state_dict(state["method"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    return state["step"], state["facts"]
+
+
+def _gradient_norm(method: nn.Module, clip: float) -> Tensor:
+    """The norm of all gradients, which are scaled down to `clip` if that is above 0."""
+    parameters = [p for p in method.parameters() if p.grad is not None]
+    return nn.utils.clip_grad_norm_(parameters, clip or math.inf)
+
+
+def _check_finite(result: Step, step: int, settings: TrainSettings) -> None:
+    loss = result.losses["loss"]
+    if torch.isfinite(loss):
+        return
+    parts = ", ".join(f"{name} {value.item():g}" for name, value in result.losses.items())
+    norms = ", ".join(
+        f"{side} {x.detach().norm(dim=1).max().item():.3g}"
+        for side, x in (("left", result.left), ("right", result.right))
+    )
+    raise Diverged(
+        f"the loss is not a number at step {step} ({parts}; largest norms: {norms}). The last good "
+        f"checkpoint is kept. Try a lower --lr (now {settings.lr:g}), --clip=1 or a higher "
+        "--temperature."
+    )
+
+
+def _row(
+    result: Step, method: Method, norm: Tensor, optimizer: torch.optim.Optimizer, clipped: float
+) -> dict[str, float]:
+    losses = {f"train/{name}": value.item() for name, value in result.losses.items()}
+    extra = {
+        "train/lr": optimizer.param_groups[0]["lr"],
+        "train/gradient_norm": norm.item(),
+        "train/clip_rate": clipped,
+    }
+    left, right = result.left.detach(), result.right.detach()
+    return losses | telemetry(left, right, method.objective) | extra
+
+
+def _final(folder: RunFolder, facts: dict[str, Any]) -> dict[str, float]:
+    """The last row's training numbers, and what the untrained method scored."""
+    rows = [row for row in folder.steps() if "train/loss" in row]
+    last = {name: value for name, value in rows[-1].items() if name.startswith("train/")}
+    untrained = {f"untrained/{name.split('/')[-1]}": v for name, v in facts["untrained"].items()}
+    return (
+        {"run/steps": rows[-1]["step"] + 1, "run/samples": rows[-1]["samples"]} | last | untrained
+    )
+
+
+@contextmanager
+def _stop_signals() -> Iterator[Callable[[], str | None]]:
+    """SIGTERM and Ctrl-C are remembered until the step is done; a second one is obeyed at once."""
+    received: list[str] = []
+
+    def remember(number: int, _frame: object) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(signal.Signals(number).name)
+
+    before = {}
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.signal(number, remember)
+    except ValueError:  # not the main thread: signals belong to somebody else
+        pass
+    try:
+        yield lambda: received[0] if received else None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _progress(
+    settings: TrainSettings, start: int, total: int
+) -> Iterator[Callable[[int, dict[str, Any]], None]]:
+    """A bar with samples/s, time left, loss and norm; silent where nobody looks at a terminal."""
+    if not (settings.progress and sys.stderr.isatty()):
+        yield lambda _step, _row: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Left
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[speed]:.0f} samples/s"),
+        Left(),
+        TextColumn("loss {task.fields[loss]:.3f} norm {task.fields[norm]:.2f}"),
+    )
+    begin = time.monotonic()
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        name = f"{settings.cell} seed {settings.seed}"
+        task = bar.add_task(
+            name, total=total, completed=start, speed=0.0, loss=math.nan, norm=math.nan
+        )
+
+        def show(step: int, row: dict[str, Any]) -> None:
+            speed = (step - start) * settings.batch_size / max(time.monotonic() - begin, 1e-9)
+            bar.update(task, completed=step, speed=speed)
+            if "train/loss" in row:
+                bar.update(task, loss=row["train/loss"], norm=row["train/norm_left_mean"])
+
+        yield show

@@ -1,0 +1,73 @@
+"""What every training script does around its `run(config)`. Imports no torch."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from offsphere.config import parse, run_name
+from offsphere.training.settings import TrainSettings
+
+Column = tuple[str, str, str]
+"""A metric, its title in the closing table, and its format."""
+
+
+class Stopped(Exception):
+    """A run ended early, for a reason its user should read; `code` is the exit code."""
+
+    code = 1
+
+
+def main(
+    config_class: type,
+    run: Callable[[Any], dict[str, Any]],
+    columns: tuple[Column, ...],
+    description: str | None,
+) -> None:
+    """Flags in, a table out; a user's mistake ends in one line and a non-zero exit code."""
+    config = parse(config_class, description=description)
+    script = Path(sys.argv[0]).stem
+    folder = Path(config.out) / (config.study or script) / run_name(config)
+    try:
+        if not config.resume:
+            _move_aside(folder)
+        metrics = run(config)
+    except Stopped as stop:
+        _end(f"{script}: {stop}", stop.code)
+    except (ValueError, OSError) as error:
+        _end(f"{script}: error: {error}", 1)
+    _show(config, metrics, columns, folder)
+
+
+def _move_aside(folder: Path) -> None:
+    """An earlier run in this folder is kept under a name of its own."""
+    if folder.exists():
+        names = (folder.with_name(f"{folder.name}.before-{k}") for k in itertools.count(1))
+        aside = next(name for name in names if not name.exists())
+        folder.rename(aside)
+        print(f"The earlier run is kept as {aside}.")
+
+
+def _end(message: str, code: int) -> NoReturn:
+    print(message, file=sys.stderr)
+    raise SystemExit(code)
+
+
+def _show(
+    config: TrainSettings, metrics: dict[str, Any], columns: tuple[Column, ...], folder: Path
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    present = [column for column in columns if column[0] in metrics]
+    table = Table(title=folder.name)
+    table.add_column("cell")
+    for _, title, _ in present:
+        table.add_column(title, justify="right")
+    table.add_row(config.cell, *(form.format(metrics[name]) for name, _, form in present))
+    console = Console()
+    console.print(table)
+    console.print(f"{folder}: config.yaml, steps.jsonl, metrics.json, run.png", soft_wrap=True)

@@ -1,0 +1,139 @@
+"""The settings that every training script shares: field = flag = YAML key = results column.
+
+Imports no torch, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from offsphere.config import where
+from offsphere.names import parse_cell
+
+
+DEFAULT_SAMPLES = 120_000
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    cell: str = "cosine"
+    """Which side is normalised: cosine, dot, qnorm, dnorm, learnable, or exponents like 0.3,0.7."""
+    eval_cell: str | None = None
+    """The cell that scores embeddings in evaluation; default: the training cell."""
+    temperature: float = 0.2
+    """Divides the scores (times the calibration ratio)."""
+    learnable_temperature: bool = False
+    """Learn the temperature; its scale stays within 1 and 100, over the calibration ratio."""
+    scale: Literal["calibrated", "fixed"] = "calibrated"
+    """calibrated: every cell starts with cosine's spread of logits; fixed: the papers' protocol."""
+    exponent_lr: float = 0.05
+    """Learning rate of the learnable cell's two exponents (its own; Adam, without decay)."""
+    variance_weight: float = 0.0
+    """Weight of the negative-similarity variance term."""
+    variance_on: Literal["cosine", "score"] = "cosine"
+    """Whether the variance term sees cosines or the cell's own scores over the ratio."""
+    norm_penalty: float = 0.0
+    """Weight of the penalty on the spread of embedding norms (norm-sensitive training)."""
+    batch_size: int = 256
+    """Samples per step (images, not views)."""
+    samples: int | None = None
+    """Budget in samples seen (images, not views). Without it and epochs: 120,000."""
+    epochs: float | None = None
+    """Budget in passes over the data, instead of samples."""
+    optimizer: Literal["sgd", "lars", "adamw"] = "sgd"
+    """sgd and lars with momentum 0.9; adamw with betas 0.9, 0.98."""
+    lr: float = 0.3
+    """Peak learning rate, before lr_rule."""
+    lr_rule: Literal["linear", "sqrt", "none"] = "linear"
+    """How lr grows with the batch: times batch/256, its square root, or not at all."""
+    weight_decay: float = 1e-4
+    """Not applied to temperature, exponents, biases and other parameters with one axis."""
+    warmup: float = 0.05
+    """Share of the steps over which the rate rises; then it follows a cosine to zero."""
+    clip: float = 0.0
+    """Largest gradient norm; 0 turns clipping off. How often it acts is logged."""
+    seed: int = 0
+    """Seeds the streams init, order and augment: equal in every cell."""
+    threads: int = 2
+    """CPU threads. Part of the settings, because another number gives other last bits."""
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    """Lightning Fabric's precision; mixed precision is for accelerators."""
+    log_every: int = 20
+    """Steps between rows of telemetry."""
+    eval_every: int = 0
+    """Samples between evaluations during training; 0: only at the end."""
+    study: str | None = where(None)
+    """Folder below `out`; default: the script's name."""
+    out: str = where("results")
+    """Where run folders go."""
+    device: str = where("auto")
+    """Lightning Fabric's accelerator: auto, cpu, cuda, mps."""
+    workers: int = where(0)
+    """Processes that prepare batches; 0 prepares them in this one."""
+    checkpoint_every: int = where(200)
+    """Steps between checkpoints."""
+    resume: bool = where(True)
+    """Go on with a run that was cut. --no-resume moves its folder aside and starts anew."""
+    loggers: tuple[Literal["tensorboard", "wandb"], ...] = where(())
+    """Further loggers beside steps.jsonl (extra `loggers`)."""
+    progress: bool = where(True)
+    """Show a progress bar on a terminal."""
+
+    def __post_init__(self) -> None:
+        for name in ("cell", "eval_cell"):
+            if (text := getattr(self, name)) is not None:
+                object.__setattr__(self, name, canonical_cell(text))
+        _check(self, "batch_size", "at least 2", self.batch_size >= 2)
+        _check(self, "temperature", "above 0", 0 < self.temperature < math.inf)
+        for name in ("lr", "threads", "log_every", "checkpoint_every"):
+            _check(self, name, "above 0", getattr(self, name) > 0)
+        for name in ("variance_weight", "norm_penalty", "weight_decay", "clip", "exponent_lr"):
+            _check(self, name, "at least 0", 0 <= getattr(self, name) < math.inf)
+        for name in ("eval_every", "workers", "seed"):
+            _check(self, name, "at least 0", getattr(self, name) >= 0)
+        for name in ("samples", "epochs"):
+            value = getattr(self, name)
+            _check(self, name, "above 0", value is None or value > 0)
+        if self.samples is not None and self.epochs is not None:
+            raise ValueError("Give the budget as --samples or as --epochs, not both.")
+        _check(self, "warmup", "a share between 0 and 1", 0 <= self.warmup <= 1)
+
+
+def canonical_cell(text: str) -> str:
+    """One spelling per cell, so that one cell has one run folder."""
+    parsed = parse_cell(text)
+    return parsed if isinstance(parsed, str) else f"{parsed[0]:g},{parsed[1]:g}"
+
+
+def _check(settings: object, name: str, expected: str, good: bool) -> None:
+    if not good:
+        got = getattr(settings, name)
+        raise ValueError(f"--{name.replace('_', '-')} must be {expected}, got {got}.")
+
+
+def steps_of(settings: TrainSettings, population: int) -> tuple[int, int]:
+    """(steps per epoch, total steps) of a run on `population` samples."""
+    per_epoch = population // settings.batch_size
+    if per_epoch < 1:
+        raise ValueError(
+            f"--batch-size={settings.batch_size} is larger than the training data ({population} "
+            f"samples). Use at most {population}."
+        )
+    if settings.epochs is not None:
+        total = round(settings.epochs * per_epoch)
+    else:
+        total = (settings.samples or DEFAULT_SAMPLES) // settings.batch_size
+    if total < 1:
+        raise ValueError(
+            f"The budget ends before the first step of {settings.batch_size} samples. "
+            "Raise --samples or --epochs, or lower --batch-size."
+        )
+    return per_epoch, total
+
+
+def peak_lr(settings: TrainSettings) -> float:
+    """The learning rate after `lr_rule`."""
+    ratio = settings.batch_size / 256
+    return settings.lr * {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[settings.lr_rule]

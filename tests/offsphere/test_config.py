@@ -1,0 +1,282 @@
+"""Settings: flags, YAML files and records mean the same; mistakes explain themselves."""
+
+import dataclasses
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offsphere import config as config_module
+from offsphere.config import command, from_dict, load_yaml, parse, run_name, settings_hash, where
+
+SCRIPT = '''
+from dataclasses import dataclass
+from offsphere.config import parse, where
+
+@dataclass(frozen=True)
+class Config:
+    cell: str = "cosine"
+    """Which sides are normalised."""
+    batch_size: int = 256
+    """Images per step."""
+    out: str = where("results")
+
+if __name__ == "__main__":
+    import sys
+    print(parse(Config, description="Train one run."))
+    assert "torch" not in sys.modules and "pandas" not in sys.modules
+'''
+
+
+@dataclass(frozen=True)
+class Config:
+    cell: str = "cosine"
+    loss: Literal["nt_xent", "dcl", "none"] = "nt_xent"
+    batch_size: int = 256
+    lr: float = 0.1
+    resume: bool = where(True)
+    download: bool = False
+    loggers: tuple[str, ...] = where(())
+    layers: tuple[int, int] = (1, 2)
+    sides: tuple[Literal["left", "right"], ...] = ("left",)
+    samples: int | None = None
+    data: str | None = None
+    amp: bool | None = None
+    eval_loss: Literal["nt_xent", "dcl"] | None = None
+    seed: int = 0
+    out: str = where("results")
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 2:
+            raise ValueError(f"batch_size must be at least 2, got {self.batch_size}: raise it.")
+
+
+@dataclass(frozen=True)
+class Required:
+    run: str
+    keep: bool
+    lr: float = 1.0
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str, config_class: type = Config) -> str:
+    """The one-line message of a refused command line."""
+    with pytest.raises(SystemExit) as stop:
+        parse(config_class, argv)
+    assert stop.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    return said.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "changed"),
+    [
+        ([], {}),
+        (["--batch-size=64", "--lr", "1e-3"], {"batch_size": 64, "lr": 1e-3}),
+        (["--batch_size", "64"], {"batch_size": 64}),
+        (["--lr=-2", "--seed", "-3"], {"lr": -2.0, "seed": -3}),
+        (["--no-resume", "--download"], {"resume": False, "download": True}),
+        (["--resume=false", "--download=True"], {"resume": False, "download": True}),
+        (["--no-resume", "--resume"], {}),
+        (["--amp"], {"amp": True}),
+        (["--no-amp"], {"amp": False}),
+        (["--samples=5", "--samples=null"], {}),
+        (["--loss=none"], {"loss": "none"}),
+        (
+            ["--loggers", "a", "b", "--layers", "-3", "-4"],
+            {"loggers": ("a", "b"), "layers": (-3, -4)},
+        ),
+        (["--loggers", "a", "--loggers"], {}),
+        (["--cell=0.3,0.7", "--data=a=b"], {"cell": "0.3,0.7", "data": "a=b"}),
+        (["--sides", "right", "left"], {"sides": ("right", "left")}),
+        (["--eval-loss=dcl", "--eval-loss=None"], {}),
+    ],
+)
+def test_flags(argv, changed):
+    assert parse(Config, argv) == Config(**changed)
+
+
+def test_a_yaml_file_in_any_position_and_flags_win(tmp_path):
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text("lr: 1e-3\nbatch_size: 1_024\nseed: 3\nresume: off\nloggers: [a, b]\n")
+    second.write_text("# ours\nseed: 4\nloggers: []\ndata: ~\namp: yes\n")
+    wanted = Config(lr=1e-3, batch_size=8, seed=4, resume=False, amp=True)
+    for argv in (
+        ["--batch-size=8", f"--config={first}", "--config", str(second)],
+        ["--config", str(first), str(second), "--batch-size=8"],
+        ["--config", str(first), "--batch-size", "8", f"--config={second}"],
+    ):
+        assert parse(Config, argv) == wanted
+
+
+def test_yaml_values_are_read_as_they_are_written(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text("data: 1.10\ncell: off\nlr: .inf\nseed: 010\nsamples: null\nlayers: [1, 2]\n")
+    assert load_yaml(Config, file) == Config(data="1.10", cell="off", lr=float("inf"), seed=10)
+    file.write_text("# every setting has its default\n")
+    assert load_yaml(Config, file) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("lr: 1\nbacth_size: 3\n", ["line 2", "'bacth_size'", "Did you mean 'batch_size'?"]),
+        ("loss: ntxent\n", ["line 1", "loss", "Did you mean 'nt_xent'?"]),
+        ("sides: [left, rigth]\n", ["line 1", "Did you mean 'right'?"]),
+        ("eval_loss: dlc\n", ["line 1", "Did you mean 'dcl'?"]),
+        ("\nlr: fast\n", ["line 2", "--lr", "'fast'"]),
+        ("batch_size: 2.5\n", ["line 1", "--batch-size", "'2.5'"]),
+        ("layers: [1]\n", ["line 1", "--layers"]),
+        ("lr: [1, 2]\n", ["line 1", "lr takes one value"]),
+        ("resume: maybe\n", ["line 1", "expected one of True, False"]),
+        ("loggers: [a, --seed, 5]\n", ["line 1", "starts with '--'"]),
+        ("lr: null\n", ["line 1", "lr cannot be null"]),
+        ("lr: 1\nseed: 2\nlr: 2\n", ["line 3", "'lr' is set twice"]),
+        ("optimizer:\n  lr: 1\n", ["line 1", "'optimizer' is nested"]),
+        ("- lr\n", ["expected lines such as", "sequence"]),
+        ("lr\n", ["expected lines such as", "scalar"]),
+        ("lr: [1\n", ["not valid YAML", "line 2"]),
+        ("batch_size: 1\n", ["at least 2, got 1"]),
+    ],
+)
+def test_a_bad_yaml_file_is_named(tmp_path, capsys, text, parts):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(text)
+    said = refusal(capsys, f"--config={file}")
+    assert all(part in said for part in [str(file), *parts]), said
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["--bacth-size=3"], ["'--bacth-size'", "Did you mean 'batch_size'?"]),
+        (["--loss", "ntxent"], ["--loss", "Did you mean 'nt_xent'?"]),
+        (["--resume=fales"], ["--resume", "Did you mean 'False'?"]),
+        (["--no-lr"], ["--no-lr"]),
+        (["--lr"], ["--lr", "Missing value"]),
+        (["--lr=1", "2"], ["--lr takes one value"]),
+        (["--seed=x"], ["--seed", "'x'"]),
+        (["64"], ["Unexpected '64'", "--name=value"]),
+        (["--config"], ["--config needs a file"]),
+        (["--config=missing.yaml"], ["missing.yaml", "No such file"]),
+        (["--batch-size=1"], ["batch_size must be at least 2, got 1: raise it."]),
+    ],
+)
+def test_a_bad_command_line_is_explained(capsys, argv, parts):
+    said = refusal(capsys, *argv)
+    assert all(part in said for part in parts), said
+
+
+def test_unreadable_files_are_named(tmp_path, capsys):
+    binary = tmp_path / "picture.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    assert "picture.yaml cannot be read" in refusal(capsys, f"--config={binary}")
+    assert f"{tmp_path} cannot be read" in refusal(capsys, f"--config={tmp_path}")
+
+
+def test_required_fields(capsys):
+    assert parse(Required, ["--run=a", "--no-keep"]) == Required(run="a", keep=False)
+    assert "--keep" in refusal(capsys, "--run=a", config_class=Required)
+    assert command("s.py", Required("a", True)) == "python s.py --run=a --keep"
+
+
+CONFIGS = st.builds(
+    Config,
+    cell=st.sampled_from(["cosine", "0.3,0.7", "with space", ""]),
+    loss=st.sampled_from(["nt_xent", "dcl", "none"]),
+    batch_size=st.integers(2, 2**40),
+    lr=st.floats(allow_nan=False),
+    resume=st.booleans(),
+    loggers=st.lists(st.text("abz 'é\"$", max_size=4), max_size=3).map(tuple),
+    layers=st.tuples(st.integers(), st.integers()),
+    samples=st.none() | st.integers(),
+    data=st.none() | st.text(st.characters(categories=["L", "N", "P", "Zs"])),
+    amp=st.none() | st.booleans(),
+    eval_loss=st.sampled_from([None, "dcl"]),
+)
+
+
+@hypothesis.settings(max_examples=30)
+@given(CONFIGS)
+def test_every_way_out_leads_back_in(config):
+    assert from_dict(Config, config_module.to_dict(config)) == config
+    assert parse(Config, shlex.split(command("train.py", config))[2:]) == config
+    full = command("train.py", config, leave_out_defaults=False)
+    assert parse(Config, shlex.split(full)[2:]) == config
+
+
+@hypothesis.settings(max_examples=30)
+@given(CONFIGS)
+def test_yaml_leads_back_in(config):
+    text = config_module.to_yaml(config)
+    assert config_module._build(Config, config_module._yaml_items(text, "config.yaml")) == config
+
+
+def test_command_says_only_what_differs():
+    config = Config(cell="0.3,0.7", batch_size=64, resume=False, loggers=("a b", "c"), lr=0.1)
+    wanted = "python vision/train.py --cell=0.3,0.7 --batch-size=64 --no-resume --loggers 'a b' c"
+    assert command("vision/train.py", config) == wanted
+
+
+def test_from_dict_checks_as_flags_do():
+    assert from_dict(Config, {"lr": 1, "layers": (3, 4), "amp": True}).lr == 1.0
+    assert from_dict(Config, {}) == Config()
+    with pytest.raises(ValueError, match=r"Unknown setting 'bacth_size'.*mean 'batch_size'"):
+        from_dict(Config, {"bacth_size": 3})
+    with pytest.raises(ValueError, match="--batch-size"):
+        from_dict(Config, {"batch_size": 2.0})
+    with pytest.raises(ValueError, match="at least 2, got 1"):
+        from_dict(Config, {"batch_size": 1})
+    with pytest.raises(ValueError, match="plain values"):
+        from_dict(Config, {"lr": object()})
+
+
+def test_the_hash_is_the_settings_and_nothing_else():
+    base = settings_hash(Config(lr=1.0))
+    assert base == settings_hash(Config(lr=1)) == settings_hash(Config(lr=1.0, out="elsewhere"))
+    assert base == settings_hash(Config(lr=1.0, resume=False, loggers=("wandb",)))
+    shuffled = dataclasses.make_dataclass(
+        "Shuffled",
+        [(f.name, f.type, f) for f in reversed(dataclasses.fields(Config))],
+        frozen=True,
+    )
+    assert settings_hash(shuffled(lr=1.0)) == base
+    one_change = [{"lr": 2}, {"seed": 1}, {"cell": "dot"}, {"samples": 0}, {"layers": (2, 1)}]
+    assert len({base, *(settings_hash(Config(**{"lr": 1, **c})) for c in one_change)}) == 6
+
+
+def test_the_hash_is_pinned_across_versions_and_processes():
+    tiny = dataclasses.make_dataclass("Tiny", [("cell", str, "dot"), ("seed", int, 0)])
+    # The first 8 digits of: printf '{"cell": "dot", "seed": 0}' | sha256sum
+    assert run_name(tiny()) == "dot-seed0-66b24323"
+    assert run_name(Config(cell="0.3,0.7", seed=42)).startswith("0.3_0.7-seed42-")
+    with pytest.raises(ValueError, match="'cell' and 'seed'"):
+        run_name(Required("a", True))
+
+
+def test_help_is_fast_and_complete(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    seconds, told = [], subprocess.CompletedProcess([], 1)
+    for _ in range(3):
+        start = time.perf_counter()
+        told = subprocess.run(
+            [sys.executable, script, "--help"], capture_output=True, text=True, check=True
+        )
+        seconds.append(time.perf_counter() - start)
+    for part in ("Train one run.", "--batch-size", "Images per step.", "256", "--config=FILE.yaml"):
+        assert part in told.stdout
+    assert min(seconds) < 1.0
+    done = subprocess.run([sys.executable, script, "--cell=dot"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (
+        0,
+        "Config(cell='dot', batch_size=256, out='results')\n",
+    )

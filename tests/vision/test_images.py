@@ -1,0 +1,485 @@
+"""Every kind of image data: what is loaded, how it is split, and what is said of bad input."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import struct
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torchvision import datasets
+
+from offsphere import emoji as emoji_module
+from offsphere.emoji import emoji_pictures, load_emoji
+from vision import images as images_module
+from vision.images import (
+    Images,
+    LazyImages,
+    as_it_is,
+    decode,
+    in_validation,
+    load_images,
+    resize_square,
+    shard_paths,
+)
+
+
+def picture(seed: int, height: int = 8, width: int = 8) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (3, height, width), generator=generator).byte()
+
+
+def encoded(pixels: Tensor, kind: str = "png") -> bytes:
+    buffer = io.BytesIO()
+    image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+    image.save(
+        buffer, {"jpg": "jpeg"}.get(kind, kind), **({"quality": 95} if kind == "jpg" else {})
+    )
+    return buffer.getvalue()
+
+
+def write_folder(folder: Path, classes: tuple[str, ...], per_class: int) -> list[tuple[str, int]]:
+    """A folder of class folders; the relative names and labels in sorted order."""
+    listed = []
+    for label, name in enumerate(sorted(classes)):
+        (folder / name).mkdir(parents=True)
+        for index in range(per_class):
+            file = folder / name / f"{index:03d}.png"
+            file.write_bytes(encoded(picture(label * 1000 + index)))
+            listed.append((f"{name}/{index:03d}.png", label))
+    return listed
+
+
+def write_shard(path: Path, members: list[tuple[str, bytes]]) -> Path:
+    with tarfile.open(path, "w") as archive:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def sample_members(start: int, stop: int, kind: str = "png") -> list[tuple[str, bytes]]:
+    members = []
+    for i in range(start, stop):
+        members.append((f"s{i:04d}.{kind}", encoded(picture(i), kind)))
+        members.append((f"s{i:04d}.cls", str(i % 3).encode()))
+    return members
+
+
+def in_memory(data: str, **named) -> Images:
+    images = load_images(data, **named)
+    assert isinstance(images, Images)
+    return images
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> str:
+    """Thirty samples in three shards."""
+    for number in range(3):
+        write_shard(
+            tmp_path / f"train-{number:06d}.tar", sample_members(number * 10, number * 10 + 10)
+        )
+    return f"wds:{tmp_path}/train-{{000000..000002}}.tar"
+
+
+@pytest.fixture
+def few_emoji(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple:
+    """Every fortieth emoji, cached in a directory of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    some = load_emoji()[::40]
+    monkeypatch.setattr(emoji_module, "load_emoji", lambda: some)
+    monkeypatch.setattr(images_module, "load_emoji", lambda: some)
+    return some
+
+
+@pytest.mark.parametrize("data", ["emoji", "openmoji", "emoji:subgroup"])
+def test_emoji_splits_are_disjoint_and_labelled(data: str, few_emoji: tuple) -> None:
+    style = "openmoji" if data == "openmoji" else "twemoji"
+    pictures = torch.from_numpy(emoji_pictures(12, style))
+    label = "subgroup" if data.endswith("subgroup") else "group"
+    for split in ("train", "validation", "test"):
+        images = in_memory(data, split=split, image_size=12)
+        keep = [i for i, e in enumerate(few_emoji) if e.split == split]
+        assert torch.equal(images.pixels, pictures[keep])
+        names = [images.classes[label] for label in images.labels.tolist()]
+        assert names == [getattr(few_emoji[i], label) for i in keep]
+    everything = in_memory(data, split="all", image_size=12)
+    assert torch.equal(everything.pixels, pictures)
+
+
+def test_emoji_label_is_checked(few_emoji: tuple) -> None:
+    with pytest.raises(ValueError, match="Did you mean 'subgroup'"):
+        load_images("emoji:subgroups", split="train", image_size=8)
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    header = struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
+    path.write_bytes(header + array.astype(np.uint8).tobytes())
+
+
+@pytest.mark.parametrize(
+    ("data", "folder"), [("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST")]
+)
+def test_mnist_files_are_read_as_three_channels(data: str, folder: str, tmp_path: Path) -> None:
+    raw = tmp_path / folder / "raw"
+    raw.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    pixels = {part: rng.integers(0, 256, (n, 28, 28)) for part, n in (("train", 40), ("t10k", 7))}
+    for part, values in pixels.items():
+        write_idx(raw / f"{part}-images-idx3-ubyte", values)
+        write_idx(raw / f"{part}-labels-idx1-ubyte", np.arange(len(values)) % 10)
+    test = in_memory(data, split="test", root=tmp_path)
+    assert test.pixels.shape == (7, 3, 28, 28)
+    assert np.array_equal(test.pixels[:, 1].numpy(), pixels["t10k"])
+    assert test.labels.tolist() == list(range(7))
+    assert len(test.classes) == 10
+    train = in_memory(data, split="train", root=tmp_path)
+    validation = in_memory(data, split="validation", root=tmp_path)
+    carved = [in_validation(str(i)) for i in range(40)]
+    assert np.array_equal(train.pixels[:, 0].numpy(), pixels["train"][~np.array(carved)])
+    assert np.array_equal(validation.pixels[:, 0].numpy(), pixels["train"][np.array(carved)])
+    resized = in_memory(data, split="test", root=tmp_path, image_size=14)
+    assert resized.pixels.shape == (7, 3, 14, 14)
+
+
+def test_cifar10_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    rows = np.random.default_rng(0).integers(0, 256, (6, 3072), dtype=np.uint8)
+    batch = {"data": rows, "labels": [3, 1, 4, 1, 5, 9]}
+    (folder / "test_batch").write_bytes(pickle.dumps(batch))
+    meta = {"label_names": [f"class {i}" for i in range(10)]}
+    (folder / "batches.meta").write_bytes(pickle.dumps(meta))
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    images = in_memory("cifar10", split="test", root=tmp_path)
+    assert np.array_equal(images.pixels.numpy(), rows.reshape(6, 3, 32, 32))
+    assert images.labels.tolist() == batch["labels"]
+    assert images.classes == tuple(meta["label_names"])
+
+
+@pytest.mark.parametrize("data", images_module.TORCHVISION_FILES)
+def test_missing_torchvision_files_are_explained(data: str, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        load_images(data, split="train", root=tmp_path)
+    for part in (images_module.TORCHVISION_FILES[data], str(tmp_path), "--download", "emoji"):
+        assert part in str(caught.value)
+
+
+def test_failed_download_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(self: object) -> None:
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(datasets.CIFAR10, "download", offline)
+    with pytest.raises(FileNotFoundError, match=r"could not be downloaded \(Network is unreach"):
+        load_images("cifar10", split="train", root=tmp_path, download=True)
+
+
+def test_folder_without_splits_is_divided_by_a_hash(tmp_path: Path) -> None:
+    listed = write_folder(tmp_path, ("dog", "cat"), 30)
+    found: list[int] = []
+    for split in ("train", "validation", "test"):
+        images = in_memory(f"folder:{tmp_path}", split=split)
+        keep = [i for i, (name, _) in enumerate(listed) if emoji_module.split_of(name) == split]
+        assert images.labels.tolist() == [listed[i][1] for i in keep]
+        expected = [picture(listed[i][1] * 1000 + int(listed[i][0][4:7])) for i in keep]
+        assert torch.equal(images.pixels, torch.stack(expected))
+        assert images.classes == ("cat", "dog")
+        found += keep
+    assert sorted(found) == list(range(60))
+    assert len(in_memory(f"folder:{tmp_path}", split="all")) == 60
+
+
+def test_folder_with_three_splits_uses_them(tmp_path: Path) -> None:
+    for part, count in (("train", 6), ("val", 3), ("test", 2)):
+        write_folder(tmp_path / part, ("a", "b"), count)
+    sizes = {
+        split: len(in_memory(f"folder:{tmp_path}", split=split)) for split in images_module.SPLITS
+    }
+    assert sizes == {
+        "train": 12,
+        "validation": 6,
+        "test": 4,
+        "train+validation": 18,
+        "all": 22,
+    }
+
+
+def test_folder_in_imagenet_layout_tests_on_val_and_carves_validation(tmp_path: Path) -> None:
+    write_folder(tmp_path / "train", ("a", "b"), 40)
+    write_folder(tmp_path / "val", ("a", "b"), 3)
+    carved = sum(in_validation(f"train/{c}/{i:03d}.png") for c in "ab" for i in range(40))
+    assert carved > 1
+    data = f"folder:{tmp_path}"
+    assert len(in_memory(data, split="test")) == 6
+    assert len(in_memory(data, split="validation")) == carved
+    assert len(in_memory(data, split="train")) == 80 - carved
+    assert len(in_memory(data, split="train+validation")) == 80
+
+
+def test_folder_with_train_only_has_no_test_split(tmp_path: Path) -> None:
+    write_folder(tmp_path / "train", ("a", "b"), 3)
+    with pytest.raises(ValueError, match="neither test/ nor val/"):
+        load_images(f"folder:{tmp_path}", split="test")
+
+
+def test_missing_folder_names_the_nearest_parent(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        load_images(f"folder:{tmp_path}/no/such", split="train")
+    assert f"{tmp_path}/no/such" in str(caught.value)
+    assert f"exists is {tmp_path})" in str(caught.value)
+
+
+def test_one_class_is_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path, ("only",), 20)
+    with pytest.raises(ValueError, match=r"has 1 class\(es\) \(only\)"):
+        load_images(f"folder:{tmp_path}", split="train")
+
+
+def test_too_few_images_are_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path, ("a", "b"), 1)
+    with pytest.raises(ValueError, match="at least 2 are needed"):
+        load_images(f"folder:{tmp_path}", split="test")
+
+
+def test_corrupt_picture_in_a_folder_is_named_or_skipped(tmp_path: Path) -> None:
+    write_folder(tmp_path, ("a", "b"), 4)
+    (tmp_path / "a" / "001.png").write_bytes(encoded(picture(1))[:60])
+    (tmp_path / "b" / "002.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"b/002.png is empty .*--on-bad-sample=skip"):
+        load_images(f"folder:{tmp_path}", split="all")
+    images = in_memory(f"folder:{tmp_path}", split="all", on_bad_sample="skip")
+    assert len(images) == 6
+    assert images.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert torch.equal(images.pixels[1], picture(2))
+    assert len(images.skipped) == 2
+    assert any("a/001.png cannot be decoded" in message for message in images.skipped)
+
+
+def test_shards_hold_their_pictures_and_labels(shards: str) -> None:
+    images = in_memory(shards, split="all")
+    assert torch.equal(images.pixels, torch.stack([picture(i) for i in range(30)]))
+    assert images.labels.tolist() == [i % 3 for i in range(30)]
+    assert images.classes == ("0", "1", "2")
+    assert images.image_size == 8
+
+
+def test_shards_divide_into_train_and_validation(shards: str) -> None:
+    carved = [in_validation(f"train-{i // 10:06d}.tar/s{i:04d}.png") for i in range(30)]
+    train = in_memory(shards, split="train")
+    assert torch.equal(train.pixels, torch.stack([picture(i) for i in range(30) if not carved[i]]))
+    assert len(in_memory(shards, split="train+validation")) == 30
+
+
+def test_shards_have_no_test_split(shards: str) -> None:
+    with pytest.raises(ValueError, match="--data-test=wds:PATTERN"):
+        load_images(shards, split="test")
+
+
+@pytest.mark.parametrize("kind", ["jpg", "webp"])
+def test_lossy_members_decode_as_pil_does(kind: str, tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.tar", sample_members(0, 4, kind))
+    images = in_memory(f"wds:{tmp_path}/*.tar", split="all")
+    content = encoded(picture(2), kind)
+    expected = np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).transpose(2, 0, 1)
+    assert np.array_equal(images.pixels[2].numpy(), expected)
+
+
+def test_class_names_stand_beside_the_shards(shards: str, tmp_path: Path) -> None:
+    (tmp_path / "classnames.txt").write_text("ant\nbee\ncow\n")
+    assert in_memory(shards, split="all").classes == ("ant", "bee", "cow")
+    (tmp_path / "classnames.txt").write_text("ant\nbee\n")
+    with pytest.raises(ValueError, match="names 2 classes, but the shards hold class index 2"):
+        load_images(shards, split="all")
+
+
+@pytest.mark.parametrize("missing", [1024, 5000, 10_300])
+def test_cut_shard_is_an_error_even_when_skipping(missing: int, tmp_path: Path) -> None:
+    path = write_shard(tmp_path / "cut.tar", sample_members(0, 10))
+    with tarfile.open(path) as archive:
+        end = max(m.offset_data + m.size for m in archive)
+    content = path.read_bytes()
+    cut = -(-end // 512) * 512 + 1024 - missing
+    path.write_bytes(content[:cut])
+    with pytest.raises(ValueError, match=r"shard .*cut.tar is cut short"):
+        load_images(f"wds:{path}", split="all", on_bad_sample="skip")
+
+
+def test_compressed_shard_is_refused(tmp_path: Path) -> None:
+    path = write_shard(tmp_path / "a.tar", sample_members(0, 3))
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(ValueError, match="no uncompressed tar file"):
+        load_images(f"wds:{path}", split="all")
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ([("s0001.png", encoded(picture(1)))], "two samples have the key 's0001'"),
+        ([("lonely.cls", b"1")], "lonely has no image"),
+        ([("lonely.png", encoded(picture(1)))], "lonely has no label"),
+        ([("empty.png", b""), ("empty.cls", b"1")], "empty.png is empty"),
+        ([("bad.png", encoded(picture(1))[:70]), ("bad.cls", b"1")], "bad.png cannot be decoded"),
+        (
+            [("bad.jpg", encoded(picture(1, 64, 64), "jpg")[:900]), ("bad.cls", b"1")],
+            "bad.jpg cann",
+        ),
+        ([("noise.jpg", b"not a picture"), ("noise.cls", b"1")], "noise.jpg cannot be decoded"),
+        ([("word.png", encoded(picture(1))), ("word.cls", b"cat")], "word.cls should hold a class"),
+    ],
+)
+def test_bad_sample_is_named_or_skipped_and_counted(
+    extra: list[tuple[str, bytes]], message: str, tmp_path: Path
+) -> None:
+    path = write_shard(tmp_path / "train.tar", sample_members(0, 6) + extra)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_images(f"wds:{path}", split="all")
+    assert str(path) in str(caught.value)
+    images = in_memory(f"wds:{path}", split="all", on_bad_sample="skip")
+    assert torch.equal(images.pixels, torch.stack([picture(i) for i in range(6)]))
+    assert len(images.skipped) == 1
+    assert message in images.skipped[0]
+
+
+def test_missing_shard_is_named(shards: str, tmp_path: Path) -> None:
+    (tmp_path / "train-000001.tar").unlink()
+    with pytest.raises(FileNotFoundError, match=r"train-000001\.tar"):
+        load_images(shards, split="all")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [("pipe:cat a.tar", "commands are not run"), ("https://x.org/a.tar", "only local")],
+)
+def test_pipes_and_addresses_are_refused(pattern: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        shard_paths(pattern)
+
+
+def test_worker_processes_decode_the_same(shards: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = in_memory(shards, split="all")
+    monkeypatch.setattr(images_module, "MANY_PICTURES", 1)
+    monkeypatch.setattr(images_module, "DECODE_PIXELS", 8 * 8 * 4)
+    before = torch.get_rng_state()
+    assert in_memory(shards, split="all").fingerprint == alone.fingerprint
+    assert torch.equal(torch.get_rng_state(), before), "the global stream is left alone"
+
+
+def test_lazy_images_equal_those_in_memory(shards: str) -> None:
+    eager = in_memory(shards, split="all", image_size=6)
+    lazy = load_images(shards, split="all", image_size=6, memory_limit=100)
+    assert isinstance(lazy, LazyImages)
+    assert len(lazy) == len(eager)
+    assert lazy.classes == eager.classes
+    assert torch.equal(lazy.labels, eager.labels)
+    chosen = torch.tensor([5, 29, 0])
+    assert torch.equal(lazy.batch(chosen), eager.batch(chosen))
+    assert torch.equal(lazy[7][0], eager.pixels[7])
+    loader = DataLoader(lazy, batch_size=8, collate_fn=as_it_is)
+    pixels, labels = (torch.cat(parts) for parts in zip(*loader, strict=True))
+    assert torch.equal(pixels, eager.pixels)
+    assert torch.equal(labels, eager.labels)
+
+
+def test_lazy_images_find_corrupt_pictures_first_when_skipping(tmp_path: Path) -> None:
+    extra = [("bad.png", encoded(picture(1))[:70]), ("bad.cls", b"1")]
+    path = write_shard(tmp_path / "train.tar", extra + sample_members(0, 6))
+    lazy = load_images(f"wds:{path}", split="all", on_bad_sample="skip", memory_limit=100)
+    assert isinstance(lazy, LazyImages)
+    assert torch.equal(lazy.batch(torch.arange(6)), torch.stack([picture(i) for i in range(6)]))
+    assert len(lazy.skipped) == 1
+    strict = load_images(f"wds:{path}", split="all", memory_limit=100)
+    with pytest.raises(ValueError, match=r"train.tar: bad.png cannot be decoded"):
+        strict.batch(torch.tensor([0]))
+
+
+def test_fingerprint_changes_with_content_only(tmp_path: Path) -> None:
+    first = write_shard(tmp_path / "a.tar", sample_members(0, 4))
+    second = write_shard(tmp_path / "b.tar", sample_members(0, 4))
+    members = sample_members(0, 4)
+    members[1] = (members[1][0], b"2")
+    third = write_shard(tmp_path / "c.tar", members)
+    members[0] = (members[0][0], encoded(picture(99)))
+    fourth = write_shard(tmp_path / "d.tar", members)
+    prints = [
+        in_memory(f"wds:{p}", split="all").fingerprint for p in (first, second, third, fourth)
+    ]
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 3
+
+
+def test_limit_takes_a_seeded_subset_in_order(shards: str) -> None:
+    everything = in_memory(shards, split="all")
+    for seed in (0, 1):
+        order = torch.randperm(30, generator=torch.Generator().manual_seed(seed))
+        keep = order[:7].sort().values
+        limited = in_memory(shards, split="all", limit=7, seed=seed)
+        assert torch.equal(limited.pixels, everything.pixels[keep])
+        assert torch.equal(limited.labels, everything.labels[keep])
+    assert len(in_memory(shards, split="all", limit=100)) == 30
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ({"data": "emojy"}, "Did you mean 'emoji'"),
+        ({"data": "cifar-10"}, "Did you mean 'cifar10'"),
+        ({"data": "folder:"}, "Unknown data set"),
+        ({"split": "valid"}, "Did you mean 'validation'"),
+        ({"on_bad_sample": "ignore"}, "expected one of error, skip"),
+        ({"limit": 1}, "limit must be at least 2"),
+        ({"image_size": 0}, "image_size must be at least 2"),
+    ],
+)
+def test_wrong_arguments_are_explained(named: dict, message: str) -> None:
+    arguments = {"data": "emoji", "split": "train", **named}
+    with pytest.raises(ValueError, match=message):
+        load_images(arguments.pop("data"), **arguments)
+
+
+@given(st.integers(2, 40), st.integers(2, 40), st.integers(2, 20), st.integers(0, 99))
+def test_resize_square_equals_pil(height: int, width: int, size: int, seed: int) -> None:
+    """Short side to `size`, bilinear with antialiasing, centre crop; within one grey level."""
+    pixels = picture(seed, height, width)
+    short = min(height, width)
+    tall, wide = (max(size, round(side * size / short)) for side in (height, width))
+    image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+    resized = np.asarray(image.resize((wide, tall), Image.Resampling.BILINEAR)).astype(int)
+    top, left = (tall - size) // 2, (wide - size) // 2
+    expected = resized[top : top + size, left : left + size].transpose(2, 0, 1)
+    out = resize_square(pixels[None], size)[0].numpy().astype(int)
+    assert out.shape == (3, size, size)
+    assert np.abs(out - expected).max() <= 1
+
+
+def test_resize_square_crops_the_long_side() -> None:
+    pixels = picture(0, 4, 10)[None]
+    assert torch.equal(resize_square(pixels, None), pixels[:, :, :, 3:7])
+
+
+@pytest.mark.parametrize(
+    ("mode", "colour", "rgb"),
+    [
+        ("L", 77, (77, 77, 77)),
+        ("RGBA", (255, 0, 0, 0), (255, 255, 255)),
+        ("LA", (0, 255), (0, 0, 0)),
+        ("P", 0, (0, 0, 0)),
+        ("I;16", 25_700, (100, 100, 100)),
+    ],
+)
+def test_decode_makes_every_mode_rgb(mode: str, colour: object, rgb: tuple[int, ...]) -> None:
+    buffer = io.BytesIO()
+    Image.new(mode, (2, 3), colour).save(buffer, "png")  # pyright: ignore[reportArgumentType]
+    pixels = decode(buffer.getvalue())
+    assert pixels.shape == (3, 3, 2)
+    assert pixels[:, 1, 1].tolist() == list(rgb)

@@ -1,0 +1,89 @@
+"""The settings that SimCLR and MoCo share. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from offsphere.config import where
+from offsphere.training.settings import TrainSettings
+
+COLUMNS = (  # of the table that closes a run
+    ("test/knn", "kNN", "{:.1%}"),
+    ("test/probe", "probe", "{:.1%}"),
+    ("untrained/probe", "untrained probe", "{:.1%}"),
+    ("test/majority", "largest class", "{:.1%}"),
+    ("train/norm_left_cv", "norm CV", "{:.3f}"),
+    ("train/negative_variance", "negative variance", "{:.4f}"),
+)
+
+
+@dataclass(frozen=True)
+class VisionSettings(TrainSettings):
+    data: str = "emoji:subgroup"
+    """emoji, emoji:subgroup, openmoji, a torchvision set (cifar10), folder:PATH or wds:PATTERN."""
+    data_test: str | None = None
+    """Test data if `data` is a wds: pattern without a test split of its own."""
+    data_ood: str | None = None
+    """A second data set, for the norm as out-of-distribution score."""
+    limit: int | None = None
+    """Train on this many images, chosen by the seed 0 whatever the run's seed."""
+    eval_split: Literal["test", "validation"] = "test"
+    """What is measured; tune on validation, report test."""
+    image_size: int = 32
+    """Side of the pictures in pixels."""
+    on_bad_sample: Literal["error", "skip"] = "error"
+    """A damaged image stops the run, or is left out and counted."""
+    download: bool = where(False)
+    """Let torchvision fetch its data."""
+    root: str | None = where(None)
+    """Where torchvision's data lies; default: the user's cache."""
+
+    backbone: str = "tiny_resnet"
+    """tiny_resnet (made for a CPU), or any timm name."""
+    stem: Literal["auto", "small", "standard"] = "auto"
+    """small: 3x3 first convolution without max-pool, for 32-pixel images."""
+    pretrained: str | None = None
+    """A local file of backbone weights, or a timm tag (`default` for timm's choice)."""
+    norm: Literal["batch", "group"] = "batch"
+    """group: no batch-norm anywhere."""
+    projector_dim: int = 128
+    projector_hidden: int | None = None
+    """Width of the projector's hidden layers; default: the backbone's."""
+    projector_layers: int = 2
+    head_norm: bool = False
+    """End the projector with a batch-norm, which rescales the magnitude that is studied."""
+
+    augment: Literal["batched", "lightly"] = "batched"
+    """batched: on the training device; lightly: its own transform, image by image."""
+    min_scale: float = 0.2
+    """Smallest crop as a share of the image."""
+    jitter: float = 0.5
+    """Strength of the colour jitter: 0.8, 0.8, 0.8 and 0.2 times this."""
+    grey: float = 0.2
+    """Probability of a grey view."""
+    blur: float = 0.0
+    """Probability of a blurred view."""
+
+    cut_init: float = 1.0
+    """Divide all initial weights by this (cut-initialisation; 1 = off)."""
+    grad_scale: float = 0.0
+    """Multiply each embedding's gradient by its norm to this power (0 = off)."""
+
+    knn_k: int = 20
+    probe: Literal["lbfgs", "sgd"] = "lbfgs"
+    """How the linear probe is solved; sgd is the papers' protocol, 100 epochs."""
+    layer: Literal["all", "backbone", "embedding"] = "all"
+    """Which features are probed, raw and normalised."""
+    save_views: bool = where(False)
+    """Save a picture of the augmented views."""
+    save_embeddings: bool = where(False)
+    """Save the test set's features and embeddings."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.data.startswith("wds:") and self.eval_split == "test" and self.data_test is None:
+            raise ValueError(
+                f"--data={self.data} has no test split of its own: give --data-test=wds:..., or "
+                "measure on a part of it with --eval-split=validation."
+            )

@@ -1,0 +1,53 @@
+"""MoCo v2 with a normalisation cell: query is left; key and queue, which get no gradient, right.
+
+    python vision/train_moco.py --cell=cosine --variance-weight=30
+    python vision/train_moco.py --config=configs/cifar10.yaml --cell=dnorm --queue-size=4096
+
+The same command goes on with a run that was cut, and says so if it is finished.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offsphere.training.script import main
+from vision.settings import COLUMNS, VisionSettings
+
+
+@dataclass(frozen=True)
+class Config(VisionSettings):
+    queue_size: int = 2048
+    """Keys in the queue; at most the training images less one batch."""
+    momentum: float = 0.99
+    """How slowly the key encoder follows (0.999 for long training)."""
+    key_groups: int = 4
+    """Keys pass batch-norm in this many shuffled groups, so that it cannot give them away."""
+
+
+def run(config: Config) -> dict[str, object]:
+    """Train one encoder and return its metrics."""
+    from vision import experiment
+    from vision.methods import MoCo
+
+    def build(population: int) -> MoCo:
+        room = population - config.batch_size
+        if config.queue_size > room:
+            raise ValueError(
+                f"--queue-size={config.queue_size} is too long for {population} training images in "
+                f"batches of {config.batch_size}: keys would meet their own image. At most {room}."
+            )
+        return MoCo(
+            experiment.build_encoder(config),
+            experiment.build_objective(config, "moco_nce", population),
+            experiment.two_views(config),
+            config,
+            queue_size=config.queue_size,
+            momentum=config.momentum,
+            key_groups=1 if config.norm == "group" else config.key_groups,
+        )
+
+    return experiment.train(config, "train_moco", build)
+
+
+if __name__ == "__main__":
+    main(Config, run, COLUMNS, __doc__)
