@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import resource
 import subprocess
 import sys
@@ -20,7 +21,6 @@ import time
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from offsphere import losses, streamed
@@ -116,8 +116,11 @@ def floor(name: str, n: int, d: int) -> Callable[[], None]:
 
 
 def pair(n: int, d: int) -> tuple[Tensor, Tensor]:
+    """Unit vectors, made in place: temporaries would raise the mark that memory is measured from."""
     g = torch.Generator().manual_seed(n + d)
-    a, b = (F.normalize(torch.randn(n, d, generator=g)) for _ in range(2))
+    a, b = (torch.randn(n, d, generator=g) for _ in range(2))
+    for x in (a, b):
+        x.div_(torch.linalg.vector_norm(x, dim=1, keepdim=True))
     return a.requires_grad_(), b.requires_grad_()
 
 
@@ -149,7 +152,8 @@ def peak_memory(who: str, name: str, n: int, d: int) -> float | None:
 
 
 def child(who: str, name: str, n: int, d: int) -> None:
-    torch.set_num_threads(torch.get_num_threads())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     loss = {"ours": ours, "peer": peers}[who]()[name]
     a, b = pair(n, d)
     once(loss, *pair(64, d))

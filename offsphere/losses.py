@@ -24,6 +24,11 @@ from offsphere.variance import mean_square
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
+
+class NonFinite(ValueError):
+    """Embeddings hold NaN or infinity: training has diverged, or an input is bad."""
+
+
 DENSE_SCORES = 2**14
 """Up to this many scores (128 x 128) the dense definition is the faster path."""
 
@@ -243,7 +248,7 @@ def _largest_norm(x: Tensor) -> float:
     largest = torch.linalg.vector_norm(x.detach(), dim=1).amax().item() if len(x) else 0.0
     if not math.isfinite(largest):
         bad = (~torch.isfinite(x)).any(1).sum().item()
-        raise ValueError(
+        raise NonFinite(
             f"Expected finite embeddings, got NaN or infinity in {bad} of {len(x)} rows. Lower the "
             "learning rate, clip gradients, or look for a bad input."
         )

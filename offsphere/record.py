@@ -120,7 +120,7 @@ class RunFolder(AbstractContextManager):
         return _from_json(file.read_bytes(), str(file)) if file.exists() else {}
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        _write_text(self.path / name, _to_json(content, indent=2) + "\n")
+        write_json(self.path / name, content)
 
 
 def open_run(
@@ -169,6 +169,11 @@ def atomic_write(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def write_json(path: str | Path, content: dict[str, Any]) -> None:
+    """Write a mapping as JSON, whole or not at all, with non-finite floats as their names."""
+    _write_text(Path(path), _to_json(content, indent=2) + "\n")
 
 
 def provenance(data: dict[str, Any] | None) -> dict[str, Any]:

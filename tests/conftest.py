@@ -1,4 +1,8 @@
+import os
 import socket
+
+# Two workers share two cores (pyproject's -n 2): one thread each, set before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from offsphere.encoders.images import ImageEncoder
 from offsphere.evaluation.clustering import clustering
@@ -15,16 +16,17 @@ from offsphere.evaluation.confidence import (
     calibration,
     norm_as_ood,
 )
-from offsphere.evaluation.knn import knn
+from offsphere.evaluation.knn import KnnResult, knn
 from offsphere.evaluation.linear_probe import linear_probe, sgd_probe
 from offsphere.geometry import norm_statistics, unit
+from vision.images import LazyImages
 from vision.views import IMAGENET_MEAN, IMAGENET_STD
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
     from vision.experiment import Splits
-    from vision.images import Images, LazyImages
+    from vision.images import Images
     from vision.settings import VisionSettings
 
 CHUNK = 512
@@ -33,6 +35,15 @@ CHUNK = 512
 class Features(NamedTuple):
     backbone: Float[Tensor, "n f"]
     embedding: Float[Tensor, "n d"]
+
+
+class Layer(NamedTuple):
+    """One layer's vectors of every split; validation and out-of-distribution data if there are."""
+
+    train: Float[Tensor, "m d"]
+    test: Float[Tensor, "n d"]
+    validation: Float[Tensor, "v d"] | None
+    ood: Float[Tensor, "o d"] | None
 
 
 class Evaluator:
@@ -46,10 +57,16 @@ class Evaluator:
     def __call__(self, encoder: ImageEncoder, exponents: tuple[float, float]) -> dict[str, float]:
         """Metrics on the evaluation split; the eval cell's exponents score the embeddings."""
         splits, settings = self.splits, self.settings
-        train = extract(encoder, splits.train)
-        test = extract(encoder, splits.test)
+        self.outcomes = {}
+        workers = settings.workers
+        train = extract(encoder, splits.train, workers)
+        test = extract(encoder, splits.test, workers)
         labels, truth = splits.train.labels, splits.test.labels
         self.features = test
+        held_out = (
+            None if splits.validation is None else extract(encoder, splits.validation, workers)
+        )
+        outside = None if splits.ood is None else extract(encoder, splits.ood, workers)
         majority = labels.bincount().argmax()
         metrics = {"test/majority": (truth == majority).double().mean().item()}
 
@@ -71,6 +88,13 @@ class Evaluator:
             neighbours("knn_raw", train.backbone, test.backbone, (0.0, 0.0))
             probed("probe", unit(train.backbone), unit(test.backbone))
             probed("probe_raw", train.backbone, test.backbone)
+            layer = Layer(
+                train.backbone,
+                test.backbone,
+                held_out and held_out.backbone,
+                outside and outside.backbone,
+            )
+            metrics |= self._confidence("backbone_", layer, vote)
         if settings.layer != "backbone":
             own = neighbours("knn_embedding", train.embedding, test.embedding, exponents)
             self.outcomes["knn_embedding_correct"] = own.correct
@@ -78,7 +102,13 @@ class Evaluator:
             neighbours("knn_embedding_dot", train.embedding, test.embedding, (0.0, 0.0))
             probed("probe_embedding", unit(train.embedding), unit(test.embedding))
             probed("probe_embedding_raw", train.embedding, test.embedding)
-            metrics |= self._confidence(encoder, train, test, vote)
+            layer = Layer(
+                train.embedding,
+                test.embedding,
+                held_out and held_out.embedding,
+                outside and outside.embedding,
+            )
+            metrics |= self._confidence("", layer, vote)
         found = clustering(unit(test.backbone), truth, clusters=len(truth.unique()))
         metrics["test/nmi"] = found.nmi
         for name, x in (("backbone", test.backbone), ("embedding", test.embedding)):
@@ -88,46 +118,70 @@ class Evaluator:
         self.outcomes |= {"label": truth, "norm": test.embedding.norm(dim=1)}
         return metrics
 
-    def _confidence(self, encoder, train: Features, test: Features, vote) -> dict[str, float]:
-        """Does the embedding's norm tell right from wrong neighbours, and known from unknown?"""
-        norms = test.embedding.norm(dim=1)
-        metrics: dict[str, float] = {}
-        if 0 < vote.correct.sum() < len(vote.correct):
-            metrics["test/norm_auroc"] = auroc(norms, vote.correct)
+    def _confidence(self, prefix: str, layer: Layer, vote: KnnResult) -> dict[str, float]:
+        """Does the norm tell right from wrong neighbours, and known from unknown data?
+
+        What cannot be measured because all votes are right, or all are wrong, is left out.
+        """
+        norms, metrics = layer.test.norm(dim=1), {}
         buckets = accuracy_per_norm_bucket(norms, vote.correct)
-        self.outcomes["bucket_accuracy"] = buckets.accuracy
-        self.outcomes["bucket_count"] = buckets.examples
-        held_out = self.splits.validation
-        if held_out is not None:
-            held = extract(encoder, held_out)
-            k = min(self.settings.knn_k, len(train.embedding))
-            seen = knn(
-                train.embedding, self.splits.train.labels, held.embedding, held_out.labels, k=k
-            )
-            result = calibration(
-                (seen.confidence, held.embedding.norm(dim=1), seen.correct),
-                (vote.confidence, norms, vote.correct),
-            )
-            metrics["test/ece"] = result.ece
-            metrics["test/ece_with_norm"] = result.ece_with_norm
-        if self.splits.ood is not None:
-            outside = extract(encoder, self.splits.ood).embedding.norm(dim=1)
-            metrics["test/ood_auroc"] = norm_as_ood(norms, outside).auroc_small_norm_is_ood
+        self.outcomes[f"{prefix}bucket_accuracy"] = buckets.accuracy
+        self.outcomes[f"{prefix}bucket_count"] = buckets.examples
+        measurable = _both_kinds(vote.correct)
+        if measurable:
+            metrics[f"test/{prefix}norm_auroc"] = auroc(norms, vote.correct)
+        if layer.validation is not None and self.splits.validation is not None:
+            labels, truth = self.splits.train.labels, self.splits.validation.labels
+            k = min(self.settings.knn_k, len(layer.train))
+            seen = knn(layer.train, labels, layer.validation, truth, k=k)
+            if measurable and _both_kinds(seen.correct):
+                result = calibration(
+                    (seen.confidence, layer.validation.norm(dim=1), seen.correct),
+                    (vote.confidence, norms, vote.correct),
+                )
+                metrics[f"test/{prefix}ece"] = result.ece
+                metrics[f"test/{prefix}ece_with_norm"] = result.ece_with_norm
+        if layer.ood is not None:
+            found = norm_as_ood(norms, layer.ood.norm(dim=1))
+            metrics[f"test/{prefix}ood_auroc"] = found.auroc_small_norm_is_ood
         return metrics
 
 
+def _both_kinds(correct: Tensor) -> bool:
+    return 0 < int(correct.sum()) < len(correct)
+
+
 @torch.no_grad()
-def extract(encoder: ImageEncoder, images: Images | LazyImages) -> Features:
-    """Raw features and embeddings of unaugmented images, on the CPU."""
+def extract(encoder: ImageEncoder, images: Images | LazyImages, workers: int = 0) -> Features:
+    """Raw features and embeddings of unaugmented images, on the CPU; workers decode lazy images."""
     device = next(encoder.parameters()).device
     mean = torch.tensor(IMAGENET_MEAN, device=device)[:, None, None] * 255
     std = torch.tensor(IMAGENET_STD, device=device)[:, None, None] * 255
+    loader = DataLoader(
+        Chunks(images),
+        batch_size=None,
+        num_workers=workers if isinstance(images, LazyImages) else 0,
+    )
     training = encoder.training
     encoder.eval()
     parts = []
-    for indices in torch.arange(len(images)).split(CHUNK):
-        pixels = images.batch(indices).to(device).float()
-        parts.append(tuple(x.float().cpu() for x in encoder((pixels - mean) / std)))
+    for pixels in loader:
+        outputs = encoder((pixels.to(device).float() - mean) / std)
+        parts.append(tuple(x.float().cpu() for x in outputs))
     encoder.train(training)
     backbone, embedding = (torch.cat(x) for x in zip(*parts, strict=True))
     return Features(backbone, embedding)
+
+
+class Chunks(Dataset):
+    """All pictures in order, a few hundred at a time."""
+
+    def __init__(self, images: Images | LazyImages) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return -(-len(self.images) // CHUNK)
+
+    def __getitem__(self, number: int) -> Tensor:
+        end = min(len(self.images), (number + 1) * CHUNK)
+        return self.images.batch(torch.arange(number * CHUNK, end))

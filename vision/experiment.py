@@ -116,7 +116,7 @@ def two_views(settings: VisionSettings) -> Callable[[Tensor, int], Tensor]:
     )
 
 
-def build_encoder(settings: VisionSettings) -> ImageEncoder:
+def build_encoder(settings: VisionSettings, *, load_pretrained: bool = True) -> ImageEncoder:
     """The encoder with the weights that the stream `init` draws: one seed, one encoder."""
     torch.manual_seed(stream_seed(settings.seed, "init"))
     encoder = image_encoder(
@@ -129,6 +129,7 @@ def build_encoder(settings: VisionSettings) -> ImageEncoder:
         projector_layers=settings.projector_layers,
         head_norm=settings.head_norm,
         norm=settings.norm,
+        load_pretrained=load_pretrained,
     )
     if settings.cut_init != 1.0:
         cut_initialisation(encoder, settings.cut_init)
@@ -146,6 +147,13 @@ def build_objective(settings: VisionSettings, loss: str, population: int) -> Obj
         variance_weight=settings.variance_weight,
         variance_on=settings.variance_on,
     )
+
+
+def fixed_exponents(cell: Cell) -> tuple[float, float]:
+    """The cell's exponents as they stand."""
+    with torch.no_grad():
+        left, right = (float(g) for g in cell.exponents)
+    return left, right
 
 
 def train(
@@ -168,9 +176,7 @@ def train(
 
         def evaluate() -> dict[str, float]:
             cell = method.objective.cell if settings.eval_cell is None else Cell(settings.eval_cell)
-            with torch.no_grad():
-                left, right = (float(g) for g in cell.exponents)
-            return evaluator(method.encoder, (left, right))
+            return evaluator(method.encoder, fixed_exponents(cell))
 
         try:
             metrics: dict[str, object] = dict(
@@ -186,15 +192,16 @@ def train(
         except Diverged as error:
             folder.fail(str(error))
             raise
-        _save(folder.path / "examples.safetensors", evaluator.outcomes)
+        save_tensors(folder.path / "examples.safetensors", evaluator.outcomes)
         if settings.save_embeddings and evaluator.features is not None:
-            _save(folder.path / "embeddings.safetensors", evaluator.features._asdict())
-        _save(folder.path / "encoder.safetensors", method.encoder.state_dict())
+            save_tensors(folder.path / "embeddings.safetensors", evaluator.features._asdict())
+        save_tensors(folder.path / "encoder.safetensors", method.encoder.state_dict())
         plot_run(folder)
         folder.finish(metrics)
         return folder.metrics()
 
 
-def _save(path: Path, tensors: dict[str, Tensor]) -> None:
+def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write named tensors as one safetensors file, whole or not at all."""
     content = to_bytes({name: tensor.contiguous() for name, tensor in tensors.items()})
     atomic_write(path, lambda file: file.write(content))

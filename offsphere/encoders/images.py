@@ -71,12 +71,14 @@ def image_encoder(
     projector_layers: int = 2,
     head_norm: bool = False,
     norm: str = "batch",
+    load_pretrained: bool = True,
 ) -> ImageEncoder:
     """An encoder of square images.
 
     `stem='small'` fits 32-pixel images. `pretrained` is a local file of weights for the backbone,
     a tag of timm's, or 'default' for timm's preferred tag. `head_norm` ends the projector with a
-    batch-norm. With `norm='group'` there is no batch-norm anywhere.
+    batch-norm. With `norm='group'` there is no batch-norm anywhere. `load_pretrained=False` builds
+    what `pretrained` implies without reading its weights: others are about to be loaded.
     """
     if stem not in STEMS:
         raise unknown("stem", stem, STEMS)
@@ -84,7 +86,7 @@ def image_encoder(
         raise unknown("norm", norm, NORMS)
     if image_size < 1:
         raise ValueError(f"image_size must be at least 1 pixel, got {image_size}.")
-    trunk = build_backbone(backbone, image_size, stem, pretrained, norm)
+    trunk = build_backbone(backbone, image_size, stem, pretrained, norm, load=load_pretrained)
     features_dim = _output_width(trunk, backbone, image_size)
     head = projector(
         features_dim,
@@ -176,11 +178,11 @@ def group_norm(
 
 
 def build_backbone(
-    name: str, image_size: int, stem: str, pretrained: str | None, norm: str
+    name: str, image_size: int, stem: str, pretrained: str | None, norm: str, *, load: bool = True
 ) -> nn.Module:
-    """A backbone without classifier, with the weights of `pretrained` if given."""
+    """A backbone without classifier, with the weights of `pretrained` if given and wanted."""
     norm_layer = group_norm if norm == "group" else nn.BatchNorm2d
-    file = _weight_file(pretrained)
+    file = _weight_file(pretrained, must_exist=load)
     if name == "tiny_resnet":
         if stem != "auto":
             raise ValueError(f"tiny_resnet has a single stem: leave stem='auto', got {stem!r}.")
@@ -191,13 +193,15 @@ def build_backbone(
         backbone = TinyResNet(norm_layer)
     else:
         tag = None if file is not None else pretrained
-        backbone = _timm_backbone(name, image_size, stem, tag, norm)
-    if file is not None:
+        backbone = _timm_backbone(name, image_size, stem, tag, norm, load)
+    if file is not None and load:
         load_backbone(backbone, file)
     return backbone
 
 
-def _timm_backbone(name: str, image_size: int, stem: str, tag: str | None, norm: str) -> nn.Module:
+def _timm_backbone(
+    name: str, image_size: int, stem: str, tag: str | None, norm: str, load: bool
+) -> nn.Module:
     from timm.models import is_model_in_modules
 
     _check_name(name)
@@ -211,7 +215,7 @@ def _timm_backbone(name: str, image_size: int, stem: str, tag: str | None, norm:
         settings["patch_size"] = _small_patch(name, image_size)
     if resnet and norm == "group" and tag is None and not name.endswith("_gn"):
         settings["norm_layer"] = group_norm
-    backbone = _create(name, tag, settings)
+    backbone = _create(name, tag, settings, load)
     if resnet and small:
         _shrink_stem(backbone)
     if norm == "group":
@@ -246,8 +250,8 @@ def _small_patch(name: str, image_size: int) -> int:
     return image_size // TOKENS_PER_SIDE
 
 
-def _create(name: str, tag: str | None, settings: dict[str, Any]) -> nn.Module:
-    """timm's model without classifier; `tag` names published weights."""
+def _create(name: str, tag: str | None, settings: dict[str, Any], load: bool) -> nn.Module:
+    """timm's model without classifier; `tag` names published weights, which are loaded if asked."""
     import timm
 
     if tag is None:
@@ -260,7 +264,7 @@ def _create(name: str, tag: str | None, settings: dict[str, Any]) -> nn.Module:
             f"{', '.join(tags) or 'none'}. Or give a local {' or '.join(WEIGHT_FILES)} file."
         )
     try:
-        return timm.create_model(tagged, pretrained=True, num_classes=0, **settings)
+        return timm.create_model(tagged, pretrained=load, num_classes=0, **settings)
     except OSError as error:
         known = timm.get_pretrained_cfg(tagged, allow_unregistered=False)
         where = known.hf_hub_id if known is not None else f"timm/{tagged}"
@@ -327,7 +331,7 @@ def _output_width(backbone: nn.Module, name: str, image_size: int) -> int:
     return width
 
 
-def _weight_file(pretrained: str | None) -> Path | None:
+def _weight_file(pretrained: str | None, *, must_exist: bool) -> Path | None:
     """The path that `pretrained` names, or None if it is a tag."""
     if pretrained is None:
         return None
@@ -335,6 +339,8 @@ def _weight_file(pretrained: str | None) -> Path | None:
     if path.is_file():
         return path
     if path.suffix in WEIGHT_FILES or path.parent != Path():
+        if not must_exist:
+            return path
         raise FileNotFoundError(
             f"No file of weights at {path}. Give an existing {' or '.join(WEIGHT_FILES)} file, "
             "a tag of timm's such as a1_in1k, or 'default'."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ FILE = "last.pt"
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     """Write the state; until that is complete on disk the old checkpoint stays as it was."""
     folder.mkdir(parents=True, exist_ok=True)
-    atomic_write(folder / FILE, lambda file: torch.save(state, file))
+    # In memory first: torch's zip writer turns a full disk into an error that hides its cause.
+    content = io.BytesIO()
+    torch.save(state, content)
+    atomic_write(folder / FILE, lambda file: file.write(content.getbuffer()))
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any] | None:
@@ -27,6 +31,6 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(
-            f"Cannot read the checkpoint {file}: {error}. It is damaged; delete it to start the "
-            "run anew, or bring back a copy."
+            f"Cannot read the checkpoint {file}: it is damaged ({type(error).__name__}). Delete it "
+            "to start the run anew, or bring back a copy."
         ) from error

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from offsphere.losses import NonFinite
 from offsphere.objective import Objective
 from offsphere.record import RunFolder
 from offsphere.training.checkpoint import load_checkpoint, save_checkpoint
@@ -83,6 +84,7 @@ def fit(
         folder.rewind(start - 1)
 
     def checkpoint(next_step: int) -> None:
+        _check_weights(method, next_step, settings)
         save_checkpoint(
             folder.checkpoint,
             {
@@ -94,10 +96,11 @@ def fit(
         )
 
     loader = DataLoader(
-        batches,
+        _ErrorsAsValues(batches),
         sampler=range(start, total),
         batch_size=None,
         num_workers=settings.workers,
+        worker_init_fn=_leave_interrupts_to_the_trainer,
         pin_memory=fabric.device.type == "cuda",
     )
     eval_steps = max(1, settings.eval_every // settings.batch_size) if settings.eval_every else 0
@@ -109,7 +112,12 @@ def fit(
         for step, batch in enumerate(loader, start):
             set_rate(optimizers, rate(step, total, settings.warmup))
             torch.manual_seed(stream_seed(settings.seed, "model", step))
-            result = module(fabric.to_device(batch), step)
+            if isinstance(batch, Exception):
+                raise batch
+            try:
+                result = module(fabric.to_device(batch), step)
+            except NonFinite as error:
+                raise _diverged(step, str(error), settings) from None
             last = step + 1 == total
             logs = step % settings.log_every == 0 or last
             if logs or fabric.device.type == "cpu":
@@ -118,14 +126,14 @@ def fit(
             norm = _gradient_norm(method, settings.clip)
             if settings.clip:
                 facts["clipped"] += int(norm > settings.clip)
+            row: dict[str, Any] = {}
+            if logs:  # before the step: temperature and exponents are those of this loss
+                row = _row(result, method, norm, optimizers[0], facts["clipped"] / (step + 1))
             for optimizer in prepared:
                 optimizer.step()
                 optimizer.zero_grad()
             method.after_step((step + 1) / total)
 
-            row: dict[str, Any] = {}
-            if logs:
-                row = _row(result, method, norm, optimizers[0], facts["clipped"] / (step + 1))
             if eval_steps and (step + 1) % eval_steps == 0 and not last:
                 row |= evaluate()
             if row:
@@ -146,10 +154,24 @@ def fit(
                 )
             if (step + 1) % settings.checkpoint_every == 0 and not last:
                 checkpoint(step + 1)
+        _check_weights(method, total, settings)
         metrics = _final(folder, facts) | evaluate()
         log({"step": total - 1, **metrics})
     checkpoint(total)
     return metrics
+
+
+class _ErrorsAsValues(Dataset):
+    """The batches, where a mistake in the data is returned: a worker's raise would add a trace."""
+
+    def __init__(self, batches: Dataset) -> None:
+        self.batches = batches
+
+    def __getitem__(self, step: int) -> Any:
+        try:
+            return self.batches[step]
+        except (ValueError, OSError) as error:
+            return error
 
 
 def _fabric(settings: TrainSettings):
@@ -157,13 +179,18 @@ def _fabric(settings: TrainSettings):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fabric = Fabric(accelerator=settings.device, devices=1, precision=settings.precision)
-    if fabric.device.type == "cpu" and settings.precision != "32-true":
-        raise ValueError(
-            f"--precision={settings.precision} is for accelerators: on a CPU it is many times "
-            "slower than float32. Use --precision=32-true."
-        )
-    return fabric
+        try:
+            fabric = Fabric(accelerator=settings.device, devices=1)
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"--device={settings.device} cannot be used: {error}") from error
+        if settings.precision == "32-true":
+            return fabric
+        if fabric.device.type == "cpu":
+            raise ValueError(
+                f"--precision={settings.precision} is for accelerators: on a CPU it is many times "
+                "slower than float32. Use --precision=32-true."
+            )
+        return Fabric(accelerator=settings.device, devices=1, precision=settings.precision)
 
 
 def _restore(
@@ -190,10 +217,20 @@ def _check_finite(result: Step, step: int, settings: TrainSettings) -> None:
         f"{side} {x.detach().norm(dim=1).max().item():.3g}"
         for side, x in (("left", result.left), ("right", result.right))
     )
-    raise Diverged(
-        f"the loss is not a number at step {step} ({parts}; largest norms: {norms}). The last good "
-        f"checkpoint is kept. Try a lower --lr (now {settings.lr:g}), --clip=1 or a higher "
-        "--temperature."
+    raise _diverged(step, f"{parts}; largest norms: {norms}.", settings)
+
+
+def _check_weights(method: nn.Module, steps: int, settings: TrainSettings) -> None:
+    """A loss can be finite and its step not: such weights are neither saved nor evaluated."""
+    for name, value in method.state_dict().items():
+        if value.is_floating_point() and not torch.isfinite(value).all():
+            raise _diverged(steps, f"{name} is not finite.", settings)
+
+
+def _diverged(step: int, cause: str, settings: TrainSettings) -> Diverged:
+    return Diverged(
+        f"diverged: the loss is not a number at step {step}. {cause} The last good checkpoint is "
+        f"kept. Try a lower --lr (now {settings.lr:g}), --clip=1 or a higher --temperature."
     )
 
 
@@ -218,6 +255,12 @@ def _final(folder: RunFolder, facts: dict[str, Any]) -> dict[str, float]:
     return (
         {"run/steps": rows[-1]["step"] + 1, "run/samples": rows[-1]["samples"]} | last | untrained
     )
+
+
+def _leave_interrupts_to_the_trainer(_worker: int) -> None:
+    """Ctrl-C and cluster managers signal every process; the trainer still needs its workers."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from offsphere.config import parse, run_name
+from offsphere.record import RunFolder
 from offsphere.training.settings import TrainSettings
 
 Column = tuple[str, str, str]
@@ -31,15 +33,24 @@ def main(
     config = parse(config_class, description=description)
     script = Path(sys.argv[0]).stem
     folder = Path(config.out) / (config.study or script) / run_name(config)
-    try:
+    with one_line_errors(script, "The same command goes on from the last checkpoint."):
         if not config.resume:
             _move_aside(folder)
         metrics = run(config)
+    _show(config, metrics, columns, folder)
+
+
+@contextmanager
+def one_line_errors(script: str, if_interrupted: str) -> Iterator[None]:
+    """A user's mistake or an early stop inside ends in one line and a non-zero exit code."""
+    try:
+        yield
     except Stopped as stop:
         _end(f"{script}: {stop}", stop.code)
     except (ValueError, OSError) as error:
         _end(f"{script}: error: {error}", 1)
-    _show(config, metrics, columns, folder)
+    except KeyboardInterrupt:
+        _end(f"{script}: interrupted. {if_interrupted}", 130)
 
 
 def _move_aside(folder: Path) -> None:
@@ -47,7 +58,8 @@ def _move_aside(folder: Path) -> None:
     if folder.exists():
         names = (folder.with_name(f"{folder.name}.before-{k}") for k in itertools.count(1))
         aside = next(name for name in names if not name.exists())
-        folder.rename(aside)
+        with RunFolder(folder, lock=True):  # an error if a process is still at work there
+            folder.rename(aside)
         print(f"The earlier run is kept as {aside}.")
 
 

@@ -12,7 +12,6 @@ from typing import Literal
 from offsphere.config import where
 from offsphere.names import parse_cell
 
-
 DEFAULT_SAMPLES = 120_000
 
 
@@ -42,11 +41,12 @@ class TrainSettings:
     """Budget in samples seen (images, not views). Without it and epochs: 120,000."""
     epochs: float | None = None
     """Budget in passes over the data, instead of samples."""
-    optimizer: Literal["sgd", "lars", "adamw"] = "sgd"
-    """sgd and lars with momentum 0.9; adamw with betas 0.9, 0.98."""
-    lr: float = 0.3
+    optimizer: Literal["sgd", "lars", "adamw"] = "adamw"
+    """adamw (betas 0.9, 0.98) does not depend on a cell's gradient scale; sgd and lars, with
+    momentum 0.9, do."""
+    lr: float = 1e-3
     """Peak learning rate, before lr_rule."""
-    lr_rule: Literal["linear", "sqrt", "none"] = "linear"
+    lr_rule: Literal["linear", "sqrt", "none"] = "sqrt"
     """How lr grows with the batch: times batch/256, its square root, or not at all."""
     weight_decay: float = 1e-4
     """Not applied to temperature, exponents, biases and other parameters with one axis."""
@@ -88,14 +88,14 @@ class TrainSettings:
         _check(self, "batch_size", "at least 2", self.batch_size >= 2)
         _check(self, "temperature", "above 0", 0 < self.temperature < math.inf)
         for name in ("lr", "threads", "log_every", "checkpoint_every"):
-            _check(self, name, "above 0", getattr(self, name) > 0)
+            _check(self, name, "above 0", 0 < getattr(self, name) < math.inf)
         for name in ("variance_weight", "norm_penalty", "weight_decay", "clip", "exponent_lr"):
             _check(self, name, "at least 0", 0 <= getattr(self, name) < math.inf)
         for name in ("eval_every", "workers", "seed"):
             _check(self, name, "at least 0", getattr(self, name) >= 0)
         for name in ("samples", "epochs"):
             value = getattr(self, name)
-            _check(self, name, "above 0", value is None or value > 0)
+            _check(self, name, "above 0", value is None or 0 < value < math.inf)
         if self.samples is not None and self.epochs is not None:
             raise ValueError("Give the budget as --samples or as --epochs, not both.")
         _check(self, "warmup", "a share between 0 and 1", 0 <= self.warmup <= 1)

@@ -1,0 +1,335 @@
+"""What an encoder is worth: neighbours, linear probes, and its norms as confidence.
+
+    python vision/eval_probe.py --run=results/train_simclr/dot-seed0-1a2b3c4d
+    python vision/eval_probe.py --run=results/train_moco/... --data-ood=openmoji --eval-cell=cosine
+    python vision/eval_probe.py --backbone=resnet18 --pretrained=weights.safetensors --data=cifar10
+
+A run may be finished or cut: then its last checkpoint is measured. The numbers go into a JSON file
+named after the settings, so that no evaluation overwrites another one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from offsphere.config import command, load_yaml, parse, settings_hash, to_dict, where
+from offsphere.record import RunFolder, provenance, write_json
+from offsphere.training.script import one_line_errors
+from offsphere.training.settings import canonical_cell
+from vision import train_moco, train_simclr
+from vision.settings import VisionSettings
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from offsphere.encoders.images import ImageEncoder
+
+EVALUATION = ("data", "data_test", "data_ood", "limit", "eval_split", "image_size", "eval_cell")
+EVALUATION += ("layer", "knn_k", "probe", "threads", "on_bad_sample")
+SCRIPTS = {"train_simclr": train_simclr.Config, "train_moco": train_moco.Config}
+FEATURES = (  # of the table: layer, how its vectors are scored, the metrics of kNN and probe
+    ("backbone", "normalised", "test/knn", "test/probe"),
+    ("backbone", "raw", "test/knn_raw", "test/probe_raw"),
+    ("projector", "eval cell", "test/knn_embedding", None),
+    ("projector", "normalised", "test/knn_embedding_cosine", "test/probe_embedding"),
+    ("projector", "raw", "test/knn_embedding_dot", "test/probe_embedding_raw"),
+)
+LAYERS = ("backbone", "embedding")
+NORMS = (  # of the table: title, the metric of each layer
+    ("norm, mean", ("test/norm_backbone_mean", "test/norm_embedding_mean")),
+    ("norm, CV", ("test/norm_backbone_cv", "test/norm_embedding_cv")),
+    ("norm tells right votes (AUROC)", ("test/backbone_norm_auroc", "test/norm_auroc")),
+    ("calibration error", ("test/backbone_ece", "test/ece")),
+    ("... with the norm", ("test/backbone_ece_with_norm", "test/ece_with_norm")),
+    ("small norm tells OOD (AUROC)", ("test/backbone_ood_auroc", "test/ood_auroc")),
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """`--run` or `--backbone`; a setting that is not given is the run's own."""
+
+    run: str | None = None
+    """The folder of a run of train_simclr.py or train_moco.py."""
+    backbone: str | None = None
+    """Instead of a run: tiny_resnet or any timm name; its features are all there is to probe."""
+    pretrained: str | None = None
+    """The backbone's weights: a local file or a timm tag; without it they are random."""
+    stem: Literal["auto", "small", "standard"] = "auto"
+    """The backbone's stem, as in train_simclr.py."""
+    seed: int = 0
+    """Draws the weights of a backbone without `pretrained`."""
+    image_size: int | None = None
+    """Side of the pictures that a backbone sees, in pixels; default: 32."""
+    data: str | None = None
+    """Other data than the run's: emoji, openmoji, cifar10, folder:PATH, wds:PATTERN. The run's
+    data_test and limit do not apply to it."""
+    data_test: str | None = None
+    """Test data if `data` is a wds: pattern without a test split of its own."""
+    data_ood: str | None = None
+    """A second data set, for the norm as out-of-distribution score."""
+    limit: int | None = None
+    """Fit neighbours and probes on this many training images."""
+    eval_split: Literal["test", "validation"] | None = None
+    """What is measured; tune on validation, report test."""
+    eval_cell: str | None = None
+    """The cell that scores the projector's outputs (of a backbone: its features)."""
+    layer: Literal["all", "backbone", "embedding"] | None = None
+    """Which features are probed, raw and normalised; default for a backbone: backbone."""
+    knn_k: int | None = None
+    probe: Literal["lbfgs", "sgd"] | None = None
+    """How the linear probe is solved; sgd is the papers' protocol, 100 epochs."""
+    threads: int | None = None
+    """CPU threads; another number than the run's gives other last bits."""
+    on_bad_sample: Literal["error", "skip"] | None = None
+    """A damaged image is an error, or is left out and counted."""
+    save_embeddings: bool = where(False)
+    """Save the test set's features and embeddings."""
+    download: bool = where(False)
+    """Let torchvision fetch its data."""
+    root: str | None = where(None)
+    """Where torchvision's data lies; default: the user's cache."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = where("auto")
+    out: str = where("results")
+    """Where the numbers of a backbone go; those of a run go into its own folder."""
+
+    def __post_init__(self) -> None:
+        if (self.run is None) == (self.backbone is None):
+            raise ValueError("Give either --run=FOLDER or --backbone=NAME.")
+        if self.eval_cell is not None:
+            object.__setattr__(self, "eval_cell", canonical_cell(self.eval_cell))
+        if self.run is not None:
+            for name in ("pretrained", "stem", "seed", "image_size"):
+                if getattr(self, name) != getattr(type(self), name):
+                    flag = f"--{name.replace('_', '-')}"
+                    raise ValueError(f"{flag} goes with --backbone: a run has its own.")
+
+
+class Subject(NamedTuple):
+    """What is measured, how its embeddings are scored, on what, and where the numbers go."""
+
+    encoder: ImageEncoder
+    exponents: tuple[float, float]
+    settings: VisionSettings
+    facts: dict[str, Any]
+    """What else goes into the record."""
+    file: Path
+
+
+class Trained(NamedTuple):
+    """What a run has come to."""
+
+    weights: dict[str, Tensor]
+    exponents: tuple[float, float]
+    """Those of the training cell as they stand, learned or fixed."""
+    steps: int
+
+
+def run(config: Config) -> dict[str, Any]:
+    """Measure the encoder, write the numbers and return them."""
+    import torch
+
+    from vision.evaluate import Evaluator
+    from vision.experiment import load_splits, save_tensors
+
+    subject = from_backbone(config) if config.run is None else from_run(config, Path(config.run))
+    torch.set_num_threads(subject.settings.threads)
+    splits = load_splits(subject.settings)
+    evaluator = Evaluator(splits, subject.settings)
+    metrics = evaluator(subject.encoder.to(_device(config.device)), subject.exponents)
+    chosen = to_dict(subject.settings)
+    found = {
+        **metrics,
+        **subject.facts,
+        "probe/exponents": subject.exponents,
+        "probe/settings": {name: chosen[name] for name in EVALUATION},
+        "probe/provenance": provenance(splits.describe()),
+    }
+    file = subject.file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, found)
+    save_tensors(file.with_name(f"{file.stem}-examples.safetensors"), evaluator.outcomes)
+    if config.save_embeddings and evaluator.features is not None:
+        features = evaluator.features._asdict()
+        save_tensors(file.with_name(f"{file.stem}-embeddings.safetensors"), features)
+    return {**found, "probe/file": str(file)}
+
+
+def from_run(config: Config, path: Path) -> Subject:
+    """The encoder of a run, finished or cut."""
+    from offsphere.cells import Cell
+    from vision.experiment import build_encoder, fixed_exponents
+
+    folder, own = open_trained(path)
+    trained = read_trained(folder, own)
+    settings = dataclasses.replace(own, **flags(config))
+    if settings.layer == "backbone" and config.eval_cell is not None:
+        raise ValueError(
+            f"--eval-cell={config.eval_cell} scores the projector's outputs, but the layer is "
+            "backbone: add --layer=all."
+        )
+    eval_cell = settings.eval_cell
+    exponents = trained.exponents if eval_cell is None else fixed_exponents(Cell(eval_cell))
+    encoder = build_encoder(own, load_pretrained=False)
+    try:
+        encoder.load_state_dict(trained.weights)
+    except RuntimeError as error:
+        raise ValueError(f"The weights of {path} do not fit its config.yaml: {error}") from None
+    cut = "" if folder.state == "finished" else f"step{trained.steps}-"
+    file = path / f"probe-{cut}{settings_hash(settings)}.json"
+    facts = {"run/status": folder.state, "run/steps": trained.steps}
+    return Subject(encoder, exponents, settings, facts, file)
+
+
+def from_backbone(config: Config) -> Subject:
+    """A timm model, or tiny_resnet, whose features stand for its embeddings too."""
+    from torch import nn
+
+    from offsphere.cells import Cell
+    from vision.experiment import build_encoder, fixed_exponents
+
+    given = {"layer": "backbone" if config.eval_cell is None else "all", **flags(config)}
+    settings = VisionSettings(
+        backbone=str(config.backbone),
+        pretrained=config.pretrained,
+        stem=config.stem,
+        seed=config.seed,
+        **given,
+    )
+    encoder = build_encoder(settings)
+    encoder.projector, encoder.embedding_dim = nn.Identity(), encoder.features_dim
+    exponents = fixed_exponents(Cell(settings.eval_cell or "cosine"))
+    name = f"{settings.backbone}-{settings_hash(settings)}"
+    file = Path(config.out) / "eval_probe" / name / "metrics.json"
+    facts = {"probe/backbone": settings.backbone, "probe/pretrained": settings.pretrained}
+    return Subject(encoder, exponents, settings, facts, file)
+
+
+def flags(config: Config) -> dict[str, Any]:
+    """The settings that the flags decide; the others are the run's, or their defaults."""
+    names = [name for name in EVALUATION if getattr(config, name) is not None]
+    given = {name: getattr(config, name) for name in names}
+    if config.data is not None:
+        given |= {"data_test": config.data_test, "limit": config.limit}
+    if config.root is not None:
+        given["root"] = config.root
+    return {**given, "download": config.download}
+
+
+def open_trained(path: Path) -> tuple[RunFolder, VisionSettings]:
+    """A run of this lane and its settings, or an error that says what the folder is instead."""
+    from vision.images import existing
+
+    existing(path)
+    if not (path / "config.yaml").is_file():
+        inside = sorted(file.parent for file in path.glob("**/config.yaml"))[:3]
+        hint = f" Runs below it: {', '.join(map(str, inside))}." if inside else ""
+        raise ValueError(f"{path} is not a run: it has no config.yaml.{hint}")
+    folder = RunFolder(path)
+    script = folder.provenance().get("script")
+    if script not in SCRIPTS:
+        raise ValueError(
+            f"{path} is a run of {script or 'an unknown script (it has no provenance.json)'}: "
+            f"expected one of {', '.join(SCRIPTS)}."
+        )
+    return folder, load_yaml(SCRIPTS[script], path / "config.yaml")
+
+
+def read_trained(folder: RunFolder, settings: VisionSettings) -> Trained:
+    """The encoder's weights and the cell's exponents, of the end or else of the checkpoint."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    file = folder.path / "encoder.safetensors"
+    if folder.state != "finished" or not file.exists():
+        return read_checkpoint(folder, settings)
+    metrics = folder.metrics()
+    try:
+        weights = load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"Cannot read {file}: {error}. Delete it to use the checkpoint.") from None
+    exponents = (metrics["train/exponent_left"], metrics["train/exponent_right"])
+    return Trained(weights, exponents, metrics["run/steps"])
+
+
+def read_checkpoint(folder: RunFolder, settings: VisionSettings) -> Trained:
+    """What the last checkpoint holds."""
+    from offsphere.cells import Cell
+    from offsphere.training.checkpoint import load_checkpoint
+    from vision.experiment import fixed_exponents
+
+    state = load_checkpoint(folder.checkpoint)
+    if state is None:
+        script = f"vision/{folder.provenance()['script']}.py"
+        raise ValueError(
+            f"{folder.path} is {folder.state} and has no checkpoint to measure. To train it: "
+            f"{command(script, settings)}"
+        )
+    method: dict[str, Tensor] = state["method"]
+    cell = Cell(settings.cell)
+    if cell.name == "learnable":
+        cell.load_state_dict({"logits": method["objective.cell.logits"]})
+    prefix = "encoder."
+    weights = {key.removeprefix(prefix): x for key, x in method.items() if key.startswith(prefix)}
+    return Trained(weights, fixed_exponents(cell), state["step"])
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if name == "auto":
+        return accelerator or torch.device("cpu")
+    if name not in ("cpu", getattr(accelerator, "type", "cpu")):
+        raise ValueError(
+            f"--device={name} is not there; this machine has {accelerator or 'only the cpu'}."
+        )
+    return torch.device(name)
+
+
+def show(config: Config, metrics: dict[str, Any]) -> None:
+    """Two tables, accuracies and norms, and where the numbers are."""
+    from rich.console import Console
+    from rich.table import Table
+
+    def text(name: str | None, form: str) -> str:
+        return form.format(metrics[name]) if name in metrics else ""
+
+    accuracy = Table("layer", "vectors", title=str(config.run or config.backbone))
+    for title in ("kNN", "probe"):
+        accuracy.add_column(title, justify="right")
+    for layer, vectors, knn, probe in FEATURES:
+        if knn in metrics:
+            accuracy.add_row(layer, vectors, text(knn, "{:.1%}"), text(probe, "{:.1%}"))
+    accuracy.add_row("largest class", "", text("test/majority", "{:.1%}"), "")
+    layer = metrics["probe/settings"]["layer"]
+    shown = [i for i, name in enumerate(LAYERS) if layer in ("all", name)]
+    norms = Table("")
+    for i in shown:
+        norms.add_column(("backbone", "projector")[i], justify="right")
+    for title, names in NORMS:
+        values = [text(names[i], "{:.3f}") for i in shown]
+        if any(values):
+            norms.add_row(title, *values)
+    console = Console()
+    console.print(accuracy, norms)
+    if layer != "backbone":
+        left, right = metrics["probe/exponents"]
+        console.print(f"Eval cell: exponents {left:g} (query) and {right:g} (training item).")
+    console.print(metrics["probe/file"], soft_wrap=True)
+
+
+def main() -> None:
+    """Flags in, tables out."""
+    config = parse(Config, description=__doc__)
+    with one_line_errors("eval_probe", "Nothing was written."):
+        metrics = run(config)
+    show(config, metrics)
+
+
+if __name__ == "__main__":
+    main()
