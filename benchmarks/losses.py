@@ -1,10 +1,11 @@
 """Speed and memory of the losses beside their peers, in one run.
 
-    python benchmarks/losses.py                    # the whole table, about ten minutes on two cores
+    python benchmarks/losses.py                    # the whole table, about 20 minutes on two cores
     python benchmarks/losses.py --batch 256 4096 --width 128 --no-memory
 
-Time is the best of several forward+backward calls, ours and the peer's taking turns. Memory is the
-growth of the maximum resident size of a fresh process, warmed at 64 rows, gradients included.
+Time is the best of several forward+backward calls, ours and the peer's taking turns. Memory, from
+4096 rows on, is the growth of the maximum resident size of a fresh process, warmed at 64 rows,
+gradients included; its limit is the machine's memory.
 The floor is what our algorithm cannot do without: its matrix products and exponentials alone.
 """
 
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -36,6 +38,7 @@ BARS = {  # (loss, batch): peer/ours at width 128
     ("variance", 256): 1.5,
     ("variance", 4096): 60.0,
 }
+SIDES = ("ours", "peer")
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -55,23 +58,23 @@ def ours() -> dict[str, Loss]:
     }
 
 
-def peers() -> dict[str, Loss]:
+def peer(name: str) -> Loss:
     """open_clip and lightly as they come, and the variance term as its definition is written."""
+    if name == "info_nce":
+        from open_clip.loss import ClipLoss
+
+        clip = ClipLoss()
+        return lambda a, b: clip(a, b, 1 / TEMPERATURE)
+    if name == "variance":
+        return masked_variance
     from lightly.loss import DCLLoss, NTXentLoss
-    from open_clip.loss import ClipLoss
 
-    clip, nt_xent, dcl = ClipLoss(), NTXentLoss(TEMPERATURE), DCLLoss(TEMPERATURE)
+    return {"nt_xent": NTXentLoss, "dcl": DCLLoss}[name](TEMPERATURE)
 
-    def masked_variance(a: Tensor, b: Tensor) -> Tensor:
-        negatives = ~torch.eye(len(a), dtype=torch.bool)
-        return ((a @ b.T)[negatives] + 1 / 49_999).square().mean()
 
-    return {
-        "info_nce": lambda a, b: clip(a, b, 1 / TEMPERATURE),
-        "nt_xent": nt_xent,
-        "dcl": dcl,
-        "variance": masked_variance,
-    }
+def masked_variance(a: Tensor, b: Tensor) -> Tensor:
+    negatives = ~torch.eye(len(a), dtype=torch.bool)
+    return ((a @ b.T)[negatives] + 1 / 49_999).square().mean()
 
 
 def floor(name: str, n: int, d: int) -> Callable[[], None]:
@@ -116,7 +119,7 @@ def floor(name: str, n: int, d: int) -> Callable[[], None]:
 
 
 def pair(n: int, d: int) -> tuple[Tensor, Tensor]:
-    """Unit vectors, made in place: temporaries would raise the mark that memory is measured from."""
+    """Unit vectors, made in place: temporaries would raise the mark memory is measured from."""
     g = torch.Generator().manual_seed(n + d)
     a, b = (torch.randn(n, d, generator=g) for _ in range(2))
     for x in (a, b):
@@ -130,12 +133,12 @@ def once(loss: Loss, a: Tensor, b: Tensor) -> None:
 
 
 def best_of(calls: list[Callable[[], object]], seconds: float) -> list[float]:
-    """The shortest time of each call, taking turns for about `seconds` in all, at least thrice."""
+    """The shortest time of each call, taking turns for about `seconds` in all, at least twice."""
     best = [math.inf] * len(calls)
     for call in calls:
         call()
     start, turns = time.perf_counter(), 0
-    while turns < 3 or (time.perf_counter() - start < seconds and turns < 200):
+    while turns < 2 or (time.perf_counter() - start < seconds and turns < 200):
         for k, call in enumerate(calls):
             begin = time.perf_counter()
             call()
@@ -144,22 +147,28 @@ def best_of(calls: list[Callable[[], object]], seconds: float) -> list[float]:
     return best
 
 
-def peak_memory(who: str, name: str, n: int, d: int) -> float | None:
-    """MiB of extra resident memory in a fresh process; None if it ran out of memory."""
+def in_fresh_process(who: str, name: str, n: int, d: int) -> tuple[float | None, float]:
+    """MiB of extra resident memory (None if it ran out of memory) and seconds of one call."""
     command = [sys.executable, __file__, "--child", who, name, str(n), str(d)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return json.loads(done.stdout) if done.returncode == 0 else None
+    return tuple(json.loads(done.stdout)) if done.returncode == 0 else (None, math.nan)
 
 
 def child(who: str, name: str, n: int, d: int) -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    loss = {"ours": ours, "peer": peers}[who]()[name]
+    loss = ours()[name] if who == "ours" else peer(name)
     a, b = pair(n, d)
     once(loss, *pair(64, d))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before, begin = largest_resident_mib(), time.perf_counter()
     once(loss, a, b)
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print(json.dumps([largest_resident_mib() - before, time.perf_counter() - begin]))
+
+
+def largest_resident_mib() -> float:
+    """The high-water mark of this process's own memory (getrusage's would include its parent's)."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def main() -> None:
@@ -181,34 +190,38 @@ def main() -> None:
         f"{'loss':9}{'batch':>7}{'width':>6}{'ours ms':>10}{'peer ms':>10}{'peer/ours':>10}"
         f"{'bar':>6}{'floor ms':>10}{'ours/floor':>11}{'ours MiB':>10}{'peer MiB':>10}{'share':>8}"
     )
-    mine, theirs = ours(), peers()
+    mine = ours()
     for d in args.width:
         for n in args.batch:
             for name in mine:
                 if n > 16384 and name not in ("info_nce", "variance"):
                     continue
-                row(name, n, d, mine[name], theirs[name] if n <= 16384 else None, args)
+                row(name, n, d, mine[name], peer(name) if n <= 16384 else None, args)
 
 
 def row(name: str, n: int, d: int, mine: Loss, theirs: Loss | None, args) -> None:
     a, b = pair(n, d)
+    weigh = args.memory and n >= 4096  # below that, memory is nobody's concern
+    if theirs is None:
+        # Alone and large: one call in a process of its own is time and memory enough.
+        mib, seconds = in_fresh_process("ours", name, n, d)
+        weight = f"{mib:10.0f}" if mib is not None else f"{'memory':>10}"
+        print(f"{name:9}{n:7}{d:6}{1e3 * seconds:10.0f}{'-':>10}" + " " * 37 + weight, flush=True)
+        return
     calls: list[Callable[[], object]] = [lambda: once(mine, a, b), floor(name, n, d)]
-    memory = [peak_memory("ours", name, n, d) if args.memory else math.nan]
-    if theirs is not None:
-        memory.append(peak_memory("peer", name, n, d) if args.memory else math.nan)
-        # A peer that dies of memory in its own process is not run in this one.
-        if memory[1] is not None:
-            calls.append(lambda: once(theirs, a, b))
+    memory = [in_fresh_process(who, name, n, d)[0] if weigh else math.nan for who in SIDES]
+    # A peer that dies of memory in its own process is not run in this one.
+    if memory[1] is not None:
+        calls.append(lambda: once(theirs, a, b))
     times = best_of(calls, args.seconds)
     t, at_least = times[0], times[1]
     peer = times[2] if len(times) > 2 else None
     bar = BARS.get((name, n)) if d == 128 else (1.0 if peer else None)
-    mib, peer_mib = memory[0], memory[1] if len(memory) > 1 else math.nan
+    mib, peer_mib = memory
     share = mib / peer_mib if mib is not None and peer_mib else math.nan
-    out_of_memory = "memory" if peer is None and theirs is not None else "-"
     print(
         f"{name:9}{n:7}{d:6}{1e3 * t:10.2f}"
-        + (f"{1e3 * peer:10.2f}{peer / t:10.2f}" if peer else f"{out_of_memory:>10}{'-':>10}")
+        + (f"{1e3 * peer:10.2f}{peer / t:10.2f}" if peer else f"{'memory':>10}{'-':>10}")
         + (f"{bar:6g}" if bar else f"{'-':>6}")
         + f"{1e3 * at_least:10.2f}{t / at_least:11.2f}"
         + (f"{mib:10.0f}" if mib is not None else f"{'memory':>10}")

@@ -204,7 +204,8 @@ def measure(args: argparse.Namespace, side: str, kind: str, workers: int) -> tup
             raise SystemExit(f"a run of {side} {kind} failed; its message is above")
         speed = sum(float(output.split()[0]) for output in outputs)
         if speed > best:
-            best, words = speed, f"{copies} x {threads} threads {outputs[0].split(' ', 1)[-1]}"
+            shares = outputs[0].partition(" ")[2]
+            best, words = speed, f"{copies} runs on {threads} thread(s) {shares}".rstrip()
     return best, words
 
 

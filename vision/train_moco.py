@@ -30,6 +30,11 @@ def run(config: Config) -> dict[str, object]:
     from vision.methods import MoCo
 
     def build(population: int) -> MoCo:
+        if config.queue_size <= config.batch_size:
+            raise ValueError(
+                f"--queue-size={config.queue_size} must be above --batch-size={config.batch_size}: "
+                "the queue would hold nothing but the keys of its own batch."
+            )
         room = population - config.batch_size
         if config.queue_size > room:
             raise ValueError(

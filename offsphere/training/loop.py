@@ -196,10 +196,17 @@ def _fabric(settings: TrainSettings):
 def _restore(
     state: dict[str, Any], method: nn.Module, optimizers: list[torch.optim.Optimizer]
 ) -> tuple[int, dict[str, Any]]:
-    method.load_state_dict(state["method"])
-    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-        optimizer.load_state_dict(saved)
-    return state["step"], state["facts"]
+    try:
+        method.load_state_dict(state["method"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        return state["step"], state["facts"]
+    except (RuntimeError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"The checkpoint does not belong to this method ({reason}). Another version may have "
+            "written it: --no-resume moves the run aside and starts anew."
+        ) from error
 
 
 def _gradient_norm(method: nn.Module, clip: float) -> Tensor:

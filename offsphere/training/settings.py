@@ -58,8 +58,8 @@ class TrainSettings:
     """Seeds the streams init, order and augment: equal in every cell."""
     threads: int = 2
     """CPU threads. Part of the settings, because another number gives other last bits."""
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
-    """Lightning Fabric's precision; mixed precision is for accelerators."""
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    """bf16-mixed is for accelerators. (float16 is not offered: raw scores overflow it.)"""
     log_every: int = 20
     """Steps between rows of telemetry."""
     eval_every: int = 0

@@ -86,6 +86,7 @@ def test_flags_that_cannot_be(scripts, name, flags, said, tmp_path: Path):
             marks=pytest.mark.skipif(find_spec("wandb") is not None, reason="wandb is installed"),
         ),
         ("train_moco", ["--queue-size=225"], "--queue-size=225 is too long.*At most 224"),
+        ("train_moco", ["--queue-size=32"], "--queue-size=32 must be above --batch-size=32"),
         ("train_moco", ["--queue-size=64", "--momentum=2"], "momentum must lie in 0 to 1, got 2"),
         ("train_moco", ["--queue-size=64", "--key-groups=20"], "20 groups of 32 images"),
     ],
