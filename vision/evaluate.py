@@ -70,6 +70,10 @@ class Evaluator:
         majority = labels.bincount().argmax()
         metrics = {"test/majority": (truth == majority).double().mean().item()}
 
+        def layer(name: str) -> Layer:
+            optional = (None if x is None else getattr(x, name) for x in (held_out, outside))
+            return Layer(getattr(train, name), getattr(test, name), *optional)
+
         def neighbours(name: str, a: Tensor, b: Tensor, exponents: tuple[float, float]):
             k = min(settings.knn_k, len(a))
             result = knn(a, labels, b, truth, k=k, exponents=exponents)
@@ -88,13 +92,7 @@ class Evaluator:
             neighbours("knn_raw", train.backbone, test.backbone, (0.0, 0.0))
             probed("probe", unit(train.backbone), unit(test.backbone))
             probed("probe_raw", train.backbone, test.backbone)
-            layer = Layer(
-                train.backbone,
-                test.backbone,
-                held_out and held_out.backbone,
-                outside and outside.backbone,
-            )
-            metrics |= self._confidence("backbone_", layer, vote)
+            metrics |= self._confidence("backbone_", layer("backbone"), vote)
         if settings.layer != "backbone":
             own = neighbours("knn_embedding", train.embedding, test.embedding, exponents)
             self.outcomes["knn_embedding_correct"] = own.correct
@@ -102,13 +100,7 @@ class Evaluator:
             neighbours("knn_embedding_dot", train.embedding, test.embedding, (0.0, 0.0))
             probed("probe_embedding", unit(train.embedding), unit(test.embedding))
             probed("probe_embedding_raw", train.embedding, test.embedding)
-            layer = Layer(
-                train.embedding,
-                test.embedding,
-                held_out and held_out.embedding,
-                outside and outside.embedding,
-            )
-            metrics |= self._confidence("", layer, vote)
+            metrics |= self._confidence("", layer("embedding"), vote)
         found = clustering(unit(test.backbone), truth, clusters=len(truth.unique()))
         metrics["test/nmi"] = found.nmi
         for name, x in (("backbone", test.backbone), ("embedding", test.embedding)):

@@ -5,6 +5,7 @@ augmentations."""
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,5 +32,9 @@ def batch_indices(seed: int, step: int, batch_size: int, population: int) -> Int
     The remainder of an epoch, fewer than a batch, is another one in every epoch.
     """
     epoch, within = divmod(step, population // batch_size)
-    order = torch.randperm(population, generator=stream(seed, "order", epoch))
-    return order[within * batch_size : (within + 1) * batch_size]
+    return _order(seed, epoch, population)[within * batch_size : (within + 1) * batch_size]
+
+
+@lru_cache(maxsize=2)
+def _order(seed: int, epoch: int, population: int) -> Int[Tensor, " n"]:
+    return torch.randperm(population, generator=stream(seed, "order", epoch))
