@@ -14,11 +14,15 @@ Log = Callable[[dict[str, Any]], None]
 
 
 @contextmanager
-def open_loggers(settings: TrainSettings, folder: RunFolder) -> Iterator[Log]:
-    """One function that hands each row of telemetry to every logger asked for."""
+def open_loggers(settings: TrainSettings, folder: RunFolder, start: int = 0) -> Iterator[Log]:
+    """One function that hands each row of telemetry to every logger asked for.
+
+    A resumed run starts again at `start`: what was logged after it is superseded.
+    """
     openers = {"tensorboard": _tensorboard, "wandb": _wandb}
     with ExitStack() as stack:
-        logs = [stack.enter_context(openers[name](settings, folder)) for name in settings.loggers]
+        opened = (openers[name](settings, folder, start) for name in settings.loggers)
+        logs = [stack.enter_context(logger) for logger in opened]
 
         def log(row: dict[str, Any]) -> None:
             for one in logs:
@@ -28,12 +32,13 @@ def open_loggers(settings: TrainSettings, folder: RunFolder) -> Iterator[Log]:
 
 
 @contextmanager
-def _tensorboard(_settings: TrainSettings, folder: RunFolder) -> Iterator[Log]:
+def _tensorboard(_settings: TrainSettings, folder: RunFolder, start: int) -> Iterator[Log]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise _missing("tensorboard") from None
-    with SummaryWriter(str(folder.path / "tensorboard")) as writer:
+    purge_step = start if start else None
+    with SummaryWriter(str(folder.path / "tensorboard"), purge_step=purge_step) as writer:
 
         def log(row: dict[str, Any]) -> None:
             for name, value in row.items():
@@ -44,7 +49,7 @@ def _tensorboard(_settings: TrainSettings, folder: RunFolder) -> Iterator[Log]:
 
 
 @contextmanager
-def _wandb(settings: TrainSettings, folder: RunFolder) -> Iterator[Log]:
+def _wandb(settings: TrainSettings, folder: RunFolder, _start: int) -> Iterator[Log]:
     try:
         import wandb  # pyright: ignore
     except ImportError:

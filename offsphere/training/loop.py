@@ -107,7 +107,7 @@ def fit(
     with (
         _stop_signals() as stop,
         _progress(settings, start, total) as show,
-        open_loggers(settings, folder) as log,
+        open_loggers(settings, folder, start) as log,
     ):
         for step, batch in enumerate(loader, start):
             set_rate(optimizers, rate(step, total, settings.warmup))

@@ -10,7 +10,6 @@ import resource
 import subprocess
 import sys
 import textwrap
-import types
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -427,44 +426,17 @@ def test_steps_and_peak_rate_in_closed_form():
 # Loggers
 
 
-def test_loggers_get_every_number_of_every_row(tmp_path: Path, monkeypatch):
-    written: list[tuple[str, float, int]] = []
-    opened: list[str] = []
-
-    class SummaryWriter:
-        def __init__(self, folder: str) -> None:
-            opened.append(folder)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            opened.append("closed")
-
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            written.append((name, value, step))
-
-    fake = types.ModuleType("torch.utils.tensorboard")
-    monkeypatch.setattr(fake, "SummaryWriter", SummaryWriter, raising=False)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    folder = RunFolder(tmp_path)
-    settings = small(tmp_path, loggers=("tensorboard",))
-    with open_loggers(settings, folder) as log:
-        log({"step": 4, "samples": 32, "train/loss": 0.5, "run/status": "finished"})
-    assert opened == [str(tmp_path / "tensorboard"), "closed"]
-    assert written == [("train/loss", 0.5, 4)]
-
-
-def test_tensorboard_reads_back_what_was_logged(tmp_path: Path):
-    pytest.importorskip("tensorboard")
+def test_tensorboard_reads_back_what_was_logged_also_after_a_resume(tmp_path: Path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     settings = small(tmp_path, loggers=("tensorboard",))
-    with open_loggers(settings, RunFolder(tmp_path)) as log:
-        for step in range(3):
-            log({"step": step, "train/loss": step / 2})
+    for start, loss in ((0, 0.5), (1, 2.0)):
+        with open_loggers(settings, RunFolder(tmp_path), start) as log:
+            for step in range(start, 3):
+                log({"step": step, "samples": 32, "train/loss": loss, "run/status": "finished"})
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(0, 0), (1, 0.5), (2, 1)]
+    assert events.Tags()["scalars"] == ["train/loss"]
+    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(0, 0.5), (1, 2), (2, 2)]
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
