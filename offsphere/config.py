@@ -99,12 +99,12 @@ def settings_hash(config: DataclassInstance) -> str:
 
 
 def run_name(config: DataclassInstance) -> str:
-    """`<cell>-seed<k>-<hash>`: a folder name that the settings alone decide."""
+    """`<cell>-seed<k>-<hash>`, without the cell if there is none: the settings alone decide."""
     values = to_dict(config)
-    if not {"cell", "seed"} <= values.keys():
-        raise ValueError(f"{type(config).__name__} needs 'cell' and 'seed' for a run's name.")
-    cell = re.sub(r"[^A-Za-z0-9._+-]+", "_", str(values["cell"]))
-    return f"{cell}-seed{values['seed']}-{settings_hash(config)}"
+    if "seed" not in values:
+        raise ValueError(f"{type(config).__name__} needs a 'seed' for a run's name.")
+    cell = re.sub(r"[^A-Za-z0-9._+-]+", "_", str(values["cell"])) + "-" if "cell" in values else ""
+    return f"{cell}seed{values['seed']}-{settings_hash(config)}"
 
 
 def command(script: str, config: DataclassInstance, *, leave_out_defaults: bool = True) -> str:

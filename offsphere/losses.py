@@ -4,7 +4,8 @@ Each loss has a dense definition, `_dense_*`, to read first: a few lines on the 
 It also serves small batches. Larger ones are streamed (`offsphere.streamed`): the same value and
 gradients, without keeping the score matrix.
 
-Aligned pairs (row i of left belongs to row i of right): `info_nce`, `siglip`, `spectral`.
+Aligned pairs (row i of left belongs to row i of right): `info_nce`, `siglip`, `spectral`, and the
+first two with within-view negatives: `info_nce_within`, `siglip_within`.
 Stacked views (z = cat(view_a, view_b); left, right = cell(z, z)): `nt_xent`, `dcl`, `dhel`.
 Query, key and queue: `moco_nce`.
 """
@@ -58,6 +59,30 @@ def info_nce(
         return _dense_info_nce(left / t, right, columns)
     return log_partitions(
         left, right, t, weight=1 / (n + columns), positive=(0,), columns=columns, largest=largest
+    )
+
+
+def info_nce_within(
+    left: Float[Tensor, "n d"],
+    right: Float[Tensor, "n d"],
+    temperature: float | Tensor,
+    *,
+    both_ways: bool = True,
+) -> Float[Tensor, ""]:
+    """InfoNCE whose rows also have the other rows of their own side as negatives.
+
+    Both ways it is `nt_xent` where each side keeps its own form as row and as candidate.
+    """
+    (left, right, _), t, largest = _prepare(temperature, left, right, left)
+    _check_pairs(left, right)
+    if both_ways:
+        stacked = torch.cat([left, right])
+        return nt_xent(stacked, stacked, t)
+    n, candidates = len(left), torch.cat([right, left])
+    if n * 2 * n <= DENSE_SCORES:
+        return _dense_info_nce_within(left / t, candidates)
+    return log_partitions(
+        left, candidates, t, weight=1 / n, exclude=(n,), positive=(0,), largest=largest
     )
 
 
@@ -134,6 +159,23 @@ def siglip(
     return softplus_sum(left, right, t, bias, weight=1 / len(left))
 
 
+def siglip_within(
+    left: Float[Tensor, "n d"],
+    right: Float[Tensor, "n d"],
+    temperature: float | Tensor,
+    bias: float | Tensor,
+) -> Float[Tensor, ""]:
+    """SigLIP plus half the same negative terms inside each side (Def. 3.2 with c1 = c2 = 1)."""
+    sides, t, _ = _prepare(temperature, left, right)
+    _check_pairs(left, right)
+    value = siglip(left, right, t, bias)
+    for side in sides:
+        # A side beside itself has its diagonal as positives, which are no pairs here.
+        positives = -F.logsigmoid(torch.linalg.vecdot(side, side) / t + bias)
+        value = value + (siglip(side, side, t, bias) - positives.mean()) / 2
+    return value
+
+
 def spectral(left: Float[Tensor, "n d"], right: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
     """Spectral contrastive loss, -mean s_ii + mean over i != j of s_ij**2, from Gram matrices."""
     (left, right), _, _ = _prepare(1.0, left, right)
@@ -150,6 +192,12 @@ def _dense_info_nce(left: Tensor, right: Tensor, columns: int) -> Tensor:
         return rows.mean()
     cols = scores[:, :columns].logsumexp(0) - scores.diagonal()
     return (rows.mean() + cols.mean()) / 2
+
+
+def _dense_info_nce_within(left: Tensor, candidates: Float[Tensor, "2n d"]) -> Tensor:
+    scores = left @ candidates.T
+    itself = _same(candidates)[len(left) :]
+    return (scores.masked_fill(itself, -math.inf).logsumexp(1) - scores.diagonal()).mean()
 
 
 def _dense_views(left: Tensor, right: Tensor, candidates: Bool[Tensor, "2n 2n"]) -> Tensor:
@@ -253,6 +301,13 @@ def _largest_norm(x: Tensor) -> float:
             "learning rate, clip gradients, or look for a bad input."
         )
     return largest
+
+
+def _check_pairs(left: Tensor, right: Tensor) -> None:
+    if len(left) != len(right):
+        raise _sizes(left, right, "as many right rows as left rows")
+    if len(left) < 2:
+        raise _too_few(len(left))
 
 
 def _sizes(left: Tensor, right: Tensor, expected: str) -> ValueError:

@@ -150,10 +150,11 @@ def encode_without_leak(
     the same on one device. Encoders with norm='group' have nothing to leak: call them directly.
     """
     count = len(images)
-    if groups < 1 or count < 2 * groups:
+    if groups < 1 or (groups > 1 and count < 2 * groups):
         raise ValueError(
-            "Expected at least 1 group and 2 images in each, because batch-norm needs company, got "
-            f"{groups} groups of {count} images. Use fewer groups or a larger batch."
+            "Expected at least 1 group, and of several at least 2 images in each, because "
+            f"batch-norm needs company, got {groups} groups of {count} images. Use fewer groups or "
+            "a larger batch."
         )
     order = torch.randperm(count, generator=generator).to(images.device)
     parts = [encoder(images[chosen]) for chosen in order.tensor_split(groups)]

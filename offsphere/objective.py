@@ -30,6 +30,9 @@ class Objective(nn.Module):
     scores over cosine's, and the cell's temperature is r times the given one: every cell starts
     with cosine's logit spread. `scale="fixed"` is r = 1, the papers' own protocol.
     `population` is the size of the training set, on which the variance term's target depends.
+    `within_view` adds each side's own other rows as negatives (info_nce and siglip).
+    `batch_mean_norm` first divides each side by the batch's mean norm: a control arm, in which
+    norms still differ within a batch but their overall scale cannot act as a temperature.
     """
 
     ratio: Tensor
@@ -44,6 +47,8 @@ class Objective(nn.Module):
         learnable_temperature: bool = False,
         scale: str = "calibrated",
         direction: str = "both",
+        within_view: bool = False,
+        batch_mean_norm: bool = False,
         variance_weight: float = 0.0,
         variance_on: str = "cosine",
     ) -> None:
@@ -57,10 +62,17 @@ class Objective(nn.Module):
             if got not in expected:
                 raise unknown(what, got, expected)
         _check_numbers(population, temperature, learnable_temperature, variance_weight)
+        if within_view and loss not in ("info_nce", "siglip"):
+            raise ValueError(
+                f"Expected within_view with info_nce or siglip, got {loss}: nt_xent, dcl and dhel "
+                "have within-view negatives of their own, the others have none."
+            )
         self.cell = Cell(cell) if isinstance(cell, str) else cell
         self.loss = loss
         self.population = population
         self.direction = direction
+        self.within_view = within_view
+        self.batch_mean_norm = batch_mean_norm
         self.variance_weight = variance_weight
         self.variance_on = variance_on
         log_scale = torch.tensor(-math.log(temperature))
@@ -96,6 +108,12 @@ class Objective(nn.Module):
             raise ValueError(
                 f"Expected hard_negatives for info_nce only, got them for {self.loss}."
             )
+        if hard_negatives is not None and self.within_view:
+            raise ValueError("Expected no hard_negatives together with within_view.")
+        if self.batch_mean_norm:
+            left, right, queue, hard_negatives = self._on_one_scale(
+                left, right, queue, hard_negatives
+            )
         self._start(left, right, queue)
         contrastive, u, v = self._contrast(left, right, queue, hard_negatives)
         if self.variance_on == "cosine":
@@ -123,7 +141,8 @@ class Objective(nn.Module):
             queue = self.cell.shrink_right(queue)
             return losses.moco_nce(left, right, queue, temperature), scaled, queue
         if self.loss == "siglip":
-            value = losses.siglip(left, right, temperature, self.bias)
+            siglip = losses.siglip_within if self.within_view else losses.siglip
+            value = siglip(left, right, temperature, self.bias)
         elif self.loss == "spectral":
             value = losses.spectral(left / temperature, right)
         elif self.direction == "right_to_left":
@@ -131,7 +150,11 @@ class Objective(nn.Module):
                 raise ValueError(
                     "Expected no hard_negatives for right_to_left: they are right rows."
                 )
-            value = losses.info_nce(right, left, temperature, both_ways=False)
+            one_way = losses.info_nce_within if self.within_view else losses.info_nce
+            value = one_way(right, left, temperature, both_ways=False)
+        elif self.within_view:
+            both_ways = self.direction == "both"
+            value = losses.info_nce_within(left, right, temperature, both_ways=both_ways)
         else:
             if hard_negatives is not None:
                 hard_negatives = self.cell.shrink_right(hard_negatives)
@@ -140,6 +163,18 @@ class Objective(nn.Module):
                 left, right, temperature, both_ways=both_ways, hard_negatives=hard_negatives
             )
         return value, scaled, right
+
+    def _on_one_scale(
+        self, left: Tensor, right: Tensor, queue: Tensor | None, hard_negatives: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Each side over its batch's mean norm; interchangeable views share one mean."""
+        left_mean, right_mean = (x.norm(dim=1).mean() for x in (left, right))
+        if self.loss in VIEW_LOSSES:
+            left_mean = right_mean = (left_mean + right_mean) / 2
+        if queue is not None:
+            right_mean = queue.norm(dim=1).mean()
+        rest = [None if x is None else x / right_mean for x in (queue, hard_negatives)]
+        return left / left_mean, right / right_mean, rest[0], rest[1]
 
     @torch.no_grad()
     def _start(self, left: Tensor, right: Tensor, queue: Tensor | None) -> None:

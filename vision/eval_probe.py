@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from offsphere.config import command, load_yaml, parse, settings_hash, to_dict, where
-from offsphere.record import RunFolder, provenance, write_json
+from offsphere.config import parse, settings_hash, to_dict, where
+from offsphere.record import provenance, write_json
 from offsphere.training.script import one_line_errors
 from offsphere.training.settings import canonical_cell
 from vision import train_moco, train_simclr
@@ -24,13 +24,15 @@ from vision.settings import VisionSettings
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from offsphere.encoders.images import ImageEncoder
 
 EVALUATION = ("data", "data_test", "data_ood", "limit", "eval_split", "image_size", "eval_cell")
 EVALUATION += ("layer", "knn_k", "probe", "threads", "on_bad_sample")
-SCRIPTS = {"train_simclr": train_simclr.Config, "train_moco": train_moco.Config}
+SCRIPTS: dict[str, type[VisionSettings]] = {
+    "train_simclr": train_simclr.Config,
+    "train_moco": train_moco.Config,
+}
 FEATURES = (  # of the table: layer, how its vectors are scored, the metrics of kNN and probe
     ("backbone", "normalised", "test/knn", "test/probe"),
     ("backbone", "raw", "test/knn_raw", "test/probe_raw"),
@@ -120,21 +122,13 @@ class Subject(NamedTuple):
     file: Path
 
 
-class Trained(NamedTuple):
-    """What a run has come to."""
-
-    weights: dict[str, Tensor]
-    exponents: tuple[float, float]
-    """Those of the training cell as they stand, learned or fixed."""
-    steps: int
-
-
 def run(config: Config) -> dict[str, Any]:
     """Measure the encoder, write the numbers and return them."""
     import torch
 
+    from offsphere.training.run import save_tensors
     from vision.evaluate import Evaluator
-    from vision.experiment import load_splits, save_tensors
+    from vision.experiment import load_splits
 
     subject = from_backbone(config) if config.run is None else from_run(config, Path(config.run))
     torch.set_num_threads(subject.settings.threads)
@@ -162,10 +156,12 @@ def run(config: Config) -> dict[str, Any]:
 def from_run(config: Config, path: Path) -> Subject:
     """The encoder of a run, finished or cut."""
     from offsphere.cells import Cell
-    from vision.experiment import build_encoder, fixed_exponents
+    from offsphere.training.run import fixed_exponents, read_run, read_weights
+    from vision.experiment import build_encoder
 
-    folder, own = open_trained(path)
-    trained = read_trained(folder, own)
+    folder, own = read_run(path, SCRIPTS)
+    script = f"vision/{folder.provenance()['script']}.py"
+    trained = read_weights(folder, own, "encoder", script)
     settings = dataclasses.replace(own, **flags(config))
     if settings.layer == "backbone" and config.eval_cell is not None:
         raise ValueError(
@@ -176,7 +172,7 @@ def from_run(config: Config, path: Path) -> Subject:
     exponents = trained.exponents if eval_cell is None else fixed_exponents(Cell(eval_cell))
     encoder = build_encoder(own, load_pretrained=False)
     try:
-        encoder.load_state_dict(trained.weights)
+        encoder.load_state_dict(trained.tensors)
     except RuntimeError as error:
         raise ValueError(f"The weights of {path} do not fit its config.yaml: {error}") from None
     cut = "" if folder.state == "finished" else f"step{trained.steps}-"
@@ -190,7 +186,8 @@ def from_backbone(config: Config) -> Subject:
     from torch import nn
 
     from offsphere.cells import Cell
-    from vision.experiment import build_encoder, fixed_exponents
+    from offsphere.training.run import fixed_exponents
+    from vision.experiment import build_encoder
 
     given = {"layer": "backbone" if config.eval_cell is None else "all", **flags(config)}
     settings = VisionSettings(
@@ -218,64 +215,6 @@ def flags(config: Config) -> dict[str, Any]:
     if config.root is not None:
         given["root"] = config.root
     return {**given, "download": config.download}
-
-
-def open_trained(path: Path) -> tuple[RunFolder, VisionSettings]:
-    """A run of this lane and its settings, or an error that says what the folder is instead."""
-    from vision.images import existing
-
-    existing(path)
-    if not (path / "config.yaml").is_file():
-        inside = sorted(file.parent for file in path.glob("**/config.yaml"))[:3]
-        hint = f" Runs below it: {', '.join(map(str, inside))}." if inside else ""
-        raise ValueError(f"{path} is not a run: it has no config.yaml.{hint}")
-    folder = RunFolder(path)
-    script = folder.provenance().get("script")
-    if script not in SCRIPTS:
-        raise ValueError(
-            f"{path} is a run of {script or 'an unknown script (it has no provenance.json)'}: "
-            f"expected one of {', '.join(SCRIPTS)}."
-        )
-    return folder, load_yaml(SCRIPTS[script], path / "config.yaml")
-
-
-def read_trained(folder: RunFolder, settings: VisionSettings) -> Trained:
-    """The encoder's weights and the cell's exponents, of the end or else of the checkpoint."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    file = folder.path / "encoder.safetensors"
-    if folder.state != "finished" or not file.exists():
-        return read_checkpoint(folder, settings)
-    metrics = folder.metrics()
-    try:
-        weights = load_file(file)
-    except SafetensorError as error:
-        raise ValueError(f"Cannot read {file}: {error}. Delete it to use the checkpoint.") from None
-    exponents = (metrics["train/exponent_left"], metrics["train/exponent_right"])
-    return Trained(weights, exponents, metrics["run/steps"])
-
-
-def read_checkpoint(folder: RunFolder, settings: VisionSettings) -> Trained:
-    """What the last checkpoint holds."""
-    from offsphere.cells import Cell
-    from offsphere.training.checkpoint import load_checkpoint
-    from vision.experiment import fixed_exponents
-
-    state = load_checkpoint(folder.checkpoint)
-    if state is None:
-        script = f"vision/{folder.provenance()['script']}.py"
-        raise ValueError(
-            f"{folder.path} is {folder.state} and has no checkpoint to measure. To train it: "
-            f"{command(script, settings)}"
-        )
-    method: dict[str, Tensor] = state["method"]
-    cell = Cell(settings.cell)
-    if cell.name == "learnable":
-        cell.load_state_dict({"logits": method["objective.cell.logits"]})
-    prefix = "encoder."
-    weights = {key.removeprefix(prefix): x for key, x in method.items() if key.startswith(prefix)}
-    return Trained(weights, fixed_exponents(cell), state["step"])
 
 
 def _device(name: str) -> torch.device:

@@ -19,8 +19,8 @@ from offsphere.evaluation.confidence import (
 from offsphere.evaluation.knn import KnnResult, knn
 from offsphere.evaluation.linear_probe import linear_probe, sgd_probe
 from offsphere.geometry import norm_statistics, unit
+from offsphere.views import IMAGENET_MEAN, IMAGENET_STD
 from vision.images import LazyImages
-from vision.views import IMAGENET_MEAN, IMAGENET_STD
 
 if TYPE_CHECKING:
     from jaxtyping import Float

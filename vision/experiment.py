@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
-from safetensors.torch import save as to_bytes
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -15,16 +15,17 @@ from offsphere.cells import Cell
 from offsphere.encoders.images import ImageEncoder, image_encoder
 from offsphere.encoders.norm_interventions import cut_initialisation
 from offsphere.objective import Objective
-from offsphere.record import atomic_write, open_run
-from offsphere.training.loop import Diverged, fit
-from offsphere.training.plots import plot_run
+from offsphere.record import RunFolder
+from offsphere.training.ranks import Rows, share
+from offsphere.training.run import Experiment, fixed_exponents, train_run
 from offsphere.training.settings import steps_of
 from offsphere.training.streams import batch_indices, stream, stream_seed
+from offsphere.views import Views, sample_parameters
 from vision.evaluate import Evaluator
 from vision.images import Images, LazyImages, load_images
-from vision.methods import MoCo, SimCLR
+from vision.methods import MoCo, SimCLR, TwoViews
 from vision.settings import VisionSettings
-from vision.views import LightlyViews, Views, gallery, lightly_views
+from vision.views import LightlyViews, gallery, lightly_views
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,15 @@ class Splits:
         }
 
 
+kept_images = lru_cache(maxsize=4)(load_images)
+"""`load_images`, once per process: the workers of a study share what they have decoded."""
+
+
 def load_splits(settings: VisionSettings) -> Splits:
     """Everything a run reads; the test split is left alone when validation is measured."""
 
     def load(data: str, split: str, limit: int | None = None) -> Images | LazyImages:
-        return load_images(
+        return kept_images(
             data,
             split=split,
             image_size=settings.image_size,
@@ -99,21 +104,37 @@ class TrainingBatches(Dataset):
         self.views = views if isinstance(views, LightlyViews) else None
 
     def __getitem__(self, step: int) -> Tensor:
+        return self.part(step, share(self.settings.batch_size, 0, 1))
+
+    def part(self, step: int, rows: Rows) -> Tensor:
+        """These rows of a step's batch; (n, 2, 3, s, s) if both views are made here."""
         s = self.settings
-        batch = self.images.batch(batch_indices(s.seed, step, s.batch_size, len(self.images)))
+        chosen = batch_indices(s.seed, step, s.batch_size, len(self.images))
         if self.views is None:
-            return batch
-        return self.views(torch.cat([batch, batch]), stream(s.seed, "augment", step))
+            return self.images.batch(chosen[rows.start : rows.stop])
+        # lightly draws image after image: those before a row decide what it gets.
+        batch = self.images.batch(chosen)
+        views = self.views(torch.cat([batch, batch]), stream(s.seed, "augment", step))
+        return torch.stack(views.chunk(2), 1)[rows.start : rows.stop]
 
 
-def two_views(settings: VisionSettings) -> Callable[[Tensor, int], Tensor]:
+def two_views(settings: VisionSettings) -> TwoViews:
     """Both views of a batch, stacked, drawn on the training device."""
     views = make_views(settings)
-    if isinstance(views, LightlyViews):
-        return lambda batch, _step: batch
-    return lambda batch, step: views(
-        torch.cat([batch, batch]), stream(settings.seed, "augment", step)
-    )
+
+    def ready_made(batch: Tensor, step: int, rows: Rows | None = None) -> Tensor:
+        return batch.transpose(0, 1).flatten(0, 1)
+
+    def drawn(batch: Tensor, step: int, rows: Rows | None = None) -> Tensor:
+        assert isinstance(views, Views)
+        rows = share(len(batch), 0, 1) if rows is None else rows
+        size = (batch.shape[2], batch.shape[3])
+        draw = stream(settings.seed, "augment", step)
+        parameters = sample_parameters(views, 2 * rows.total, size, draw)
+        both = torch.arange(2 * rows.total).view(2, -1)[:, rows.start : rows.stop].flatten()
+        return views.render(torch.cat([batch, batch]), parameters.take(both))
+
+    return ready_made if isinstance(views, LightlyViews) else drawn
 
 
 def build_encoder(settings: VisionSettings, *, load_pretrained: bool = True) -> ImageEncoder:
@@ -144,64 +165,41 @@ def build_objective(settings: VisionSettings, loss: str, population: int) -> Obj
         temperature=settings.temperature,
         learnable_temperature=settings.learnable_temperature,
         scale=settings.scale,
+        batch_mean_norm=settings.batch_mean_norm,
         variance_weight=settings.variance_weight,
         variance_on=settings.variance_on,
     )
-
-
-def fixed_exponents(cell: Cell) -> tuple[float, float]:
-    """The cell's exponents as they stand."""
-    with torch.no_grad():
-        left, right = (float(g) for g in cell.exponents)
-    return left, right
 
 
 def train(
     settings: VisionSettings, script: str, build: Callable[[int], SimCLR | MoCo]
 ) -> dict[str, object]:
     """The metrics of the method that `build(population)` makes, trained or already finished."""
-    torch.set_num_threads(settings.threads)
-    with open_run(settings, script=script, out=settings.out, study=settings.study) as folder:
-        if folder.state == "finished":
-            print(f"{folder.path} is finished; --no-resume starts it anew.")
-            return folder.metrics()
-        splits = load_splits(settings)
-        steps_of(settings, len(splits.train))
-        folder.describe_data(splits.describe())
+    splits = cache(lambda: load_splits(settings))
+
+    def experiment(folder: RunFolder) -> Experiment:
         if settings.save_views:
-            some = splits.train.batch(torch.arange(min(8, len(splits.train))))
+            some = splits().train.batch(torch.arange(min(8, len(splits().train))))
             gallery(some, make_views(settings), folder.path / "views.png", stream(0, "gallery"))
-        method = build(len(splits.train))
-        evaluator = Evaluator(splits, settings)
+        population = len(splits().train)
+        steps_of(settings, population)
+        method = build(population)
+        evaluator = Evaluator(splits(), settings)
 
         def evaluate() -> dict[str, float]:
             cell = method.objective.cell if settings.eval_cell is None else Cell(settings.eval_cell)
             return evaluator(method.encoder, fixed_exponents(cell))
 
-        try:
-            metrics: dict[str, object] = dict(
-                fit(
-                    method,
-                    TrainingBatches(splits.train, settings),
-                    settings,
-                    folder,
-                    population=len(splits.train),
-                    evaluate=evaluate,
-                )
-            )
-        except Diverged as error:
-            folder.fail(str(error))
-            raise
-        save_tensors(folder.path / "examples.safetensors", evaluator.outcomes)
-        if settings.save_embeddings and evaluator.features is not None:
-            save_tensors(folder.path / "embeddings.safetensors", evaluator.features._asdict())
-        save_tensors(folder.path / "encoder.safetensors", method.encoder.state_dict())
-        plot_run(folder)
-        folder.finish(metrics)
-        return folder.metrics()
+        def files() -> dict[str, dict[str, Tensor]]:
+            kept = {
+                "examples.safetensors": evaluator.outcomes,
+                "encoder.safetensors": method.encoder.state_dict(),
+            }
+            if settings.save_embeddings and evaluator.features is not None:
+                kept["embeddings.safetensors"] = evaluator.features._asdict()
+            return kept
 
+        batches = TrainingBatches(splits().train, settings)
+        return Experiment(method, batches, population, evaluate, files)
 
-def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write named tensors as one safetensors file, whole or not at all."""
-    content = to_bytes({name: tensor.contiguous() for name, tensor in tensors.items()})
-    atomic_write(path, lambda file: file.write(content))
+    return train_run(settings, script, lambda: splits().describe(), experiment)

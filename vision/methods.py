@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -12,14 +11,21 @@ from offsphere.encoders.images import ImageEncoder
 from offsphere.encoders.norm_interventions import grad_scale, norm_penalty
 from offsphere.momentum import MomentumTwin, Queue, encode_without_leak
 from offsphere.objective import Objective
-from offsphere.training.loop import Method, Step
+from offsphere.training.loop import Method
+from offsphere.training.ranks import Rows, Tensors
 from offsphere.training.streams import stream
 
 if TYPE_CHECKING:
     from vision.settings import VisionSettings
 
-TwoViews = Callable[[Tensor, int], Tensor]
-"""A batch and its step to both views, stacked (2n, 3, h, w)."""
+
+class TwoViews(Protocol):
+    """A batch and its step to both views, stacked (2n, 3, h, w).
+
+    With `rows` the batch holds only these of the step's rows.
+    """
+
+    def __call__(self, batch: Tensor, step: int, rows: Rows | None = None) -> Tensor: ...
 
 
 class SimCLR(Method):
@@ -36,11 +42,18 @@ class SimCLR(Method):
         self.encoder, self.objective = encoder, objective
         self.two_views, self.settings = two_views, settings
 
-    def forward(self, batch: Tensor, step: int) -> Step:
-        _, embeddings = self.encoder(self.two_views(batch, step))
+    def inputs(self, batch: Tensor, step: int, rows: Rows | None = None) -> Tensors:
+        return {"views": self.two_views(batch, step, rows)}
+
+    def embed(self, inputs: Tensors) -> Tensors:
+        view_a, view_b = self.encoder(inputs["views"])[1].chunk(2)
+        return {"left": view_a, "right": view_b}
+
+    def losses(self, embedded: Tensors) -> Tensors:
+        embeddings = torch.cat([embedded["left"], embedded["right"]])
         view_a, view_b = grad_scale(embeddings, self.settings.grad_scale).chunk(2)
         losses = self.objective(view_a, view_b)
-        return Step(_penalised(losses, embeddings, self.settings.norm_penalty), view_a, view_b)
+        return _penalised(losses, embeddings, self.settings.norm_penalty)
 
 
 class MoCo(Method):
@@ -64,18 +77,25 @@ class MoCo(Method):
         self.queue = Queue(queue_size, encoder.embedding_dim)
         self._keys: Tensor | None = None
 
-    def forward(self, batch: Tensor, step: int) -> Step:
-        view_a, view_b = self.two_views(batch, step).chunk(2)
-        _, query = self.encoder(view_a)
-        query = grad_scale(query, self.settings.grad_scale)
-        with torch.no_grad():
-            shuffle = stream(self.settings.seed, "shuffle", step)
-            _, keys = encode_without_leak(self.twin, view_b, self.key_groups, shuffle)
-            if not self.queue.filled:
-                self.queue.initialise(keys, stream(self.settings.seed, "queue"))
-        losses = self.objective(query, keys, queue=self.queue.keys)
+    def inputs(self, batch: Tensor, step: int, rows: Rows | None = None) -> Tensors:
+        view_a, view_b = self.two_views(batch, step, rows).chunk(2)
+        return {"query": view_a, "key": view_b}
+
+    def embed(self, inputs: Tensors) -> Tensors:
+        return {"left": self.encoder(inputs["query"])[1]}
+
+    def constants(self, inputs: Tensors, step: int) -> Tensors:
+        shuffle = stream(self.settings.seed, "shuffle", step)
+        _, keys = encode_without_leak(self.twin, inputs["key"], self.key_groups, shuffle)
+        return {"right": keys}
+
+    def losses(self, embedded: Tensors) -> Tensors:
+        query, keys = grad_scale(embedded["left"], self.settings.grad_scale), embedded["right"]
+        if not self.queue.filled:
+            self.queue.initialise(keys, stream(self.settings.seed, "queue"))
         self._keys = keys
-        return Step(_penalised(losses, query, self.settings.norm_penalty), query, keys)
+        losses = self.objective(query, keys, queue=self.queue.keys)
+        return _penalised(losses, query, self.settings.norm_penalty)
 
     def after_step(self, progress: float) -> None:
         """The keys join the queue and the twin follows the encoder."""

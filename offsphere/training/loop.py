@@ -7,10 +7,9 @@ import math
 import signal
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,9 @@ from offsphere.objective import Objective
 from offsphere.record import RunFolder
 from offsphere.training.checkpoint import load_checkpoint, save_checkpoint
 from offsphere.training.loggers import open_loggers
+from offsphere.training.microbatch import autocast, is_split, prepare_batch_norm, split_step
 from offsphere.training.optim import build_optimizers, rate, set_rate
+from offsphere.training.ranks import Ranks, Rows, Tensors, here, share, take
 from offsphere.training.script import Stopped
 from offsphere.training.settings import TrainSettings, steps_of
 from offsphere.training.streams import stream_seed
@@ -37,12 +38,62 @@ class Step(NamedTuple):
 
 
 class Method(nn.Module):
-    """A trainable method: `method(batch, step)` is a `Step`, and it has an objective."""
+    """A trainable method: `method(batch, step)` is a `Step`, and it has an objective.
+
+    Its four parts let a batch pass the towers in pieces, on one process or on many: `inputs`,
+    `embed` and `constants` treat each row alone, `losses` sees the rows of the whole batch.
+    """
 
     objective: Objective
 
+    def inputs(self, batch: Any, step: int, rows: Rows | None = None) -> Tensors:
+        """What the towers take, of a batch that holds these rows of the step's (default: all)."""
+        raise NotImplementedError
+
+    def embed(self, inputs: Tensors) -> Tensors:
+        """Raw embeddings, among them `left` and, unless it is a constant, `right`."""
+        raise NotImplementedError
+
+    def constants(self, inputs: Tensors, step: int) -> Tensors:
+        """What the losses need beside that takes no gradient; by default nothing."""
+        return {}
+
+    def losses(self, embedded: Tensors) -> Tensors:
+        """The named losses of all embeddings and constants; `loss` is the one to differentiate."""
+        raise NotImplementedError
+
+    def forward(self, batch: Any, step: int) -> Step:
+        """The four parts, one after the other, on the whole batch."""
+        inputs = self.inputs(batch, step)
+        embedded = self.embed(inputs)
+        with torch.no_grad():
+            embedded |= self.constants(inputs, step)
+        return Step(self.losses(embedded), embedded["left"], embedded["right"])
+
+    def telemetry(self, step: Step) -> dict[str, float]:
+        """Further numbers for a logged step; by default none."""
+        return {}
+
     def after_step(self, progress: float) -> None:
         """What follows the optimiser's step, at this share of the training; by default nothing."""
+
+
+@runtime_checkable
+class Streamed(Protocol):
+    """Batches that can only be read in order."""
+
+    def from_step(self, start: int, total: int) -> Iterable[Any]:
+        """The batches of the steps `start` to `total` - 1."""
+        ...
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """Batches of which some rows can be had without the cost of the others."""
+
+    def part(self, step: int, rows: Rows) -> Any:
+        """These rows of a step's batch."""
+        ...
 
 
 class Interrupted(Stopped):
@@ -57,34 +108,42 @@ class Diverged(Stopped):
 
 def fit(
     method: Method,
-    batches: Dataset,
+    batches: Dataset | Streamed,
     settings: TrainSettings,
     folder: RunFolder,
     *,
     population: int,
     evaluate: Callable[[], dict[str, float]],
+    ranks: Ranks | None = None,
 ) -> dict[str, float]:
     """Train to the end of the budget and return the final metrics.
 
-    `batches[step]` is the batch of a step; `evaluate` gives named numbers of the trained method. It
-    is also asked before the first step: those numbers come back under `untrained/`.
+    `batches[step]` is the batch of a step, or, for data that can only be read in order,
+    `batches.from_step(start, total)` iterates over them. `evaluate` gives named numbers of the
+    trained method; it is also asked before the first step: those come back under `untrained/`.
+    On several ranks each trains on its own rows of every batch; the first alone evaluates and
+    writes into the folder.
     """
-    per_epoch, total = steps_of(settings, population)
-    fabric = _fabric(settings)
+    total = steps_of(settings, population)
+    ranks = here(settings) if ranks is None else ranks
+    device, own = ranks.device, ranks.own(settings.batch_size)
+    prepare_batch_norm(method, settings, ranks)
+    method.to(device)
     optimizers = build_optimizers(method, settings)
-    module, *prepared = fabric.setup(method, *optimizers)
-    optimizers = [optimizer.optimizer for optimizer in prepared]
 
-    state = load_checkpoint(folder.checkpoint)
+    state = ranks.on_first(lambda: load_checkpoint(folder.checkpoint))
     if state is None:
-        folder.rewind(-1)
-        start, facts = 0, {"untrained": evaluate(), "clipped": 0}
+        ranks.start_alike(method)
+        start, facts = 0, {"untrained": ranks.on_first(evaluate), "clipped": 0}
     else:
         start, facts = _restore(state, method, optimizers)
+    if ranks.first:
         folder.rewind(start - 1)
 
     def checkpoint(next_step: int) -> None:
         _check_weights(method, next_step, settings)
+        if not ranks.first:
+            return
         save_checkpoint(
             folder.checkpoint,
             {
@@ -95,102 +154,134 @@ def fit(
             },
         )
 
-    loader = DataLoader(
-        _ErrorsAsValues(batches),
-        sampler=range(start, total),
-        batch_size=None,
-        num_workers=settings.workers,
-        worker_init_fn=_leave_interrupts_to_the_trainer,
-        pin_memory=fabric.device.type == "cuda",
-    )
+    loader = _loader(batches, start, total, settings, own, pin_memory=device.type == "cuda")
     eval_steps = max(1, settings.eval_every // settings.batch_size) if settings.eval_every else 0
     with (
         _stop_signals() as stop,
-        _progress(settings, start, total) as show,
-        open_loggers(settings, folder, start) as log,
+        _progress(settings, start, total, ranks) as show,
+        open_loggers(settings, folder, start) if ranks.first else nullcontext(_no_log) as log,
     ):
         for step, batch in enumerate(loader, start):
             set_rate(optimizers, rate(step, total, settings.warmup))
-            torch.manual_seed(stream_seed(settings.seed, "model", step))
             if isinstance(batch, Exception):
                 raise batch
+            already = ranks.payload
             try:
-                result = module(fabric.to_device(batch), step)
+                result = _differentiated(method, _to(batch, device), step, settings, ranks)
             except NonFinite as error:
                 raise _diverged(step, str(error), settings) from None
             last = step + 1 == total
             logs = step % settings.log_every == 0 or last
-            if logs or fabric.device.type == "cpu":
+            if logs or device.type == "cpu":
                 _check_finite(result, step, settings)
-            fabric.backward(result.losses["loss"])
             norm = _gradient_norm(method, settings.clip)
             if settings.clip:
                 facts["clipped"] += int(norm > settings.clip)
             row: dict[str, Any] = {}
             if logs:  # before the step: temperature and exponents are those of this loss
                 row = _row(result, method, norm, optimizers[0], facts["clipped"] / (step + 1))
-            for optimizer in prepared:
+                if ranks.count > 1:
+                    row |= {"train/ranks": ranks.count, "train/payload": ranks.payload - already}
+            for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
             method.after_step((step + 1) / total)
 
             if eval_steps and (step + 1) % eval_steps == 0 and not last:
-                row |= evaluate()
-            if row:
+                row |= ranks.on_first(evaluate)
+            if row and ranks.first:
                 row = {
                     "step": step,
                     "samples": (step + 1) * settings.batch_size,
-                    "epoch": (step + 1) / per_epoch,
+                    "epoch": (step + 1) * settings.batch_size / population,
                     **row,
                 }
                 folder.log_step(row)
                 log(row)
             show(step + 1, row)
-            if stop():
+            if ranks.anyone(stop() is not None):
                 checkpoint(step + 1)
+                cause = stop() or "a signal to another rank"
                 raise Interrupted(
-                    f"stopped by {stop()} after step {step + 1} of {total}. The checkpoint is "
+                    f"stopped by {cause} after step {step + 1} of {total}. The checkpoint is "
                     "written: the same command goes on from there."
                 )
             if (step + 1) % settings.checkpoint_every == 0 and not last:
                 checkpoint(step + 1)
         _check_weights(method, total, settings)
-        metrics = _final(folder, facts) | evaluate()
+        metrics = ranks.on_first(lambda: _final(folder, facts) | evaluate())
         log({"step": total - 1, **metrics})
     checkpoint(total)
     return metrics
 
 
-class _ErrorsAsValues(Dataset):
-    """The batches, where a mistake in the data is returned: a worker's raise would add a trace."""
+def _differentiated(
+    method: Method, batch: Any, step: int, settings: TrainSettings, ranks: Ranks
+) -> Step:
+    """A step's losses and embeddings; every parameter has its gradient."""
+    if is_split(settings, ranks):
+        return split_step(method, batch, step, settings, ranks)
+    torch.manual_seed(stream_seed(settings.seed, "model", step))
+    with autocast(settings, ranks.device):
+        result = method(batch, step)
+    result.losses["loss"].backward()
+    return result
 
-    def __init__(self, batches: Dataset) -> None:
-        self.batches = batches
+
+def _to(batch: Any, device: torch.device) -> Any:
+    from lightning_fabric.utilities import move_data_to_device
+
+    return move_data_to_device(batch, device)
+
+
+def _no_log(_row: dict[str, Any]) -> None:
+    """What ranks other than the first log."""
+
+
+def _loader(
+    batches: Dataset | Streamed,
+    start: int,
+    total: int,
+    settings: TrainSettings,
+    own: Rows,
+    pin_memory: bool,
+) -> Iterable[Any]:
+    """The batches of the steps from `start` on, prepared by worker processes if there are any.
+
+    Those of a data set are this rank's rows; a stream already gives each rank its own.
+    """
+    if isinstance(batches, Streamed):
+        return batches.from_step(start, total)
+    return DataLoader(
+        _ErrorsAsValues(batches, own),
+        sampler=range(start, total),
+        batch_size=None,
+        num_workers=settings.workers,
+        worker_init_fn=_leave_interrupts_to_the_trainer,
+        pin_memory=pin_memory,
+    )
+
+
+def own_part(batches: Dataset, step: int, rows: Rows) -> Any:
+    """These rows of a step's batch, without the cost of the others where that can be had."""
+    if rows.all:
+        return batches[step]
+    if isinstance(batches, Divisible):
+        return batches.part(step, rows)
+    return take(batches[step], rows, share(rows.total, 0, 1))
+
+
+class _ErrorsAsValues(Dataset):
+    """This rank's rows; a mistake in the data is returned: a worker's raise would add a trace."""
+
+    def __init__(self, batches: Dataset, own: Rows) -> None:
+        self.batches, self.own = batches, own
 
     def __getitem__(self, step: int) -> Any:
         try:
-            return self.batches[step]
+            return own_part(self.batches, step, self.own)
         except (ValueError, OSError) as error:
             return error
-
-
-def _fabric(settings: TrainSettings):
-    from lightning_fabric import Fabric
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            fabric = Fabric(accelerator=settings.device, devices=1)
-        except (RuntimeError, ValueError) as error:
-            raise ValueError(f"--device={settings.device} cannot be used: {error}") from error
-        if settings.precision == "32-true":
-            return fabric
-        if fabric.device.type == "cpu":
-            raise ValueError(
-                f"--precision={settings.precision} is for accelerators: on a CPU it is many times "
-                "slower than float32. Use --precision=32-true."
-            )
-        return Fabric(accelerator=settings.device, devices=1, precision=settings.precision)
 
 
 def _restore(
@@ -250,15 +341,20 @@ def _row(
         "train/gradient_norm": norm.item(),
         "train/clip_rate": clipped,
     }
-    left, right = result.left.detach(), result.right.detach()
-    return losses | telemetry(left, right, method.objective) | extra
+    left, right = (
+        x.float() if x.dtype == torch.bfloat16 else x
+        for x in (result.left.detach(), result.right.detach())
+    )
+    return losses | telemetry(left, right, method.objective) | method.telemetry(result) | extra
 
 
 def _final(folder: RunFolder, facts: dict[str, Any]) -> dict[str, float]:
     """The last row's training numbers, and what the untrained method scored."""
     rows = [row for row in folder.steps() if "train/loss" in row]
     last = {name: value for name, value in rows[-1].items() if name.startswith("train/")}
-    untrained = {f"untrained/{name.split('/')[-1]}": v for name, v in facts["untrained"].items()}
+    untrained = {
+        f"untrained/{name.removeprefix('test/')}": v for name, v in facts["untrained"].items()
+    }
     return (
         {"run/steps": rows[-1]["step"] + 1, "run/samples": rows[-1]["samples"]} | last | untrained
     )
@@ -295,10 +391,10 @@ def _stop_signals() -> Iterator[Callable[[], str | None]]:
 
 @contextmanager
 def _progress(
-    settings: TrainSettings, start: int, total: int
+    settings: TrainSettings, start: int, total: int, ranks: Ranks
 ) -> Iterator[Callable[[int, dict[str, Any]], None]]:
     """A bar with samples/s, time left, loss and norm; silent where nobody looks at a terminal."""
-    if not (settings.progress and sys.stderr.isatty()):
+    if not (settings.progress and ranks.first and sys.stderr.isatty()):
         yield lambda _step, _row: None
         return
     from rich.console import Console

@@ -32,6 +32,8 @@ def plot_run(folder: RunFolder) -> None:
     figure.suptitle(folder.path.name)
     for axes, (title, series, logarithmic) in zip(figure.subplots(2, 3).flat, PANELS, strict=True):
         for metric, label in series:
+            if metric not in rows[0]:  # a regression has no contrastive loss
+                continue
             axes.plot(samples, [row[metric] for row in rows], label=label)
             if metric.endswith("_q50"):
                 low, high = (metric.replace("q50", q) for q in ("q05", "q95"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,10 +35,17 @@ def main(
     script = Path(sys.argv[0]).stem
     folder = Path(config.out) / (config.study or script) / run_name(config)
     with one_line_errors(script, "The same command goes on from the last checkpoint."):
-        if not config.resume:
+        if not config.resume and is_first_process():
             _move_aside(folder)
         metrics = run(config)
-    _show(config, metrics, columns, folder)
+    if is_first_process():
+        _show(config, metrics, columns, folder)
+
+
+def is_first_process() -> bool:
+    """Whether this is rank 0 of a launcher's processes (torchrun, SLURM, Fabric), or alone."""
+    numbers = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+    return all(os.environ.get(name, "0") == "0" for name in numbers)
 
 
 @contextmanager

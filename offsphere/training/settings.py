@@ -27,6 +27,8 @@ class TrainSettings:
     """Learn the temperature; its scale stays within 1 and 100, over the calibration ratio."""
     scale: Literal["calibrated", "fixed"] = "calibrated"
     """calibrated: every cell starts with cosine's spread of logits; fixed: the papers' protocol."""
+    batch_mean_norm: bool = False
+    """Divide each side by the batch's mean norm first: the control arm for the scale of dot."""
     exponent_lr: float = 0.05
     """Learning rate of the learnable cell's two exponents (its own; Adam, without decay)."""
     variance_weight: float = 0.0
@@ -60,6 +62,11 @@ class TrainSettings:
     """CPU threads. Part of the settings, because another number gives other last bits."""
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
     """bf16-mixed is for accelerators. (float16 is not offered: raw scores overflow it.)"""
+    microbatch: int | None = None
+    """Rows that pass the towers at a time, to save memory: the loss and its gradients stay those of
+    the whole batch. Not with batch-norm."""
+    sync_batch_norm: bool = False
+    """On several GPUs batch-norm takes its statistics from the batch of all of them."""
     log_every: int = 20
     """Steps between rows of telemetry."""
     eval_every: int = 0
@@ -70,6 +77,10 @@ class TrainSettings:
     """Where run folders go."""
     device: str = where("auto")
     """Lightning Fabric's accelerator: auto, cpu, cuda, mps."""
+    devices: int = where(1)
+    """Processes on this machine, one per device, that share each batch (torchrun sets its own)."""
+    nodes: int = where(1)
+    """Machines, each with so many devices."""
     workers: int = where(0)
     """Processes that prepare batches; 0 prepares them in this one."""
     checkpoint_every: int = where(200)
@@ -87,7 +98,7 @@ class TrainSettings:
                 object.__setattr__(self, name, canonical_cell(text))
         _check(self, "batch_size", "at least 2", self.batch_size >= 2)
         _check(self, "temperature", "above 0", 0 < self.temperature < math.inf)
-        for name in ("lr", "threads", "log_every", "checkpoint_every"):
+        for name in ("lr", "threads", "log_every", "checkpoint_every", "devices", "nodes"):
             _check(self, name, "above 0", 0 < getattr(self, name) < math.inf)
         for name in ("variance_weight", "norm_penalty", "weight_decay", "clip", "exponent_lr"):
             _check(self, name, "at least 0", 0 <= getattr(self, name) < math.inf)
@@ -96,6 +107,7 @@ class TrainSettings:
         for name in ("samples", "epochs"):
             value = getattr(self, name)
             _check(self, name, "above 0", value is None or 0 < value < math.inf)
+        _check(self, "microbatch", "at least 1", self.microbatch is None or self.microbatch >= 1)
         if self.samples is not None and self.epochs is not None:
             raise ValueError("Give the budget as --samples or as --epochs, not both.")
         _check(self, "warmup", "a share between 0 and 1", 0 <= self.warmup <= 1)
@@ -113,24 +125,22 @@ def _check(settings: object, name: str, expected: str, good: bool) -> None:
         raise ValueError(f"--{name.replace('_', '-')} must be {expected}, got {got}.")
 
 
-def steps_of(settings: TrainSettings, population: int) -> tuple[int, int]:
-    """(steps per epoch, total steps) of a run on `population` samples."""
-    per_epoch = population // settings.batch_size
-    if per_epoch < 1:
+def steps_of(settings: TrainSettings, population: int) -> int:
+    """The steps of a run on `population` samples."""
+    if settings.batch_size > population:
         raise ValueError(
             f"--batch-size={settings.batch_size} is larger than the training data ({population} "
             f"samples). Use at most {population}."
         )
-    if settings.epochs is not None:
-        total = round(settings.epochs * per_epoch)
-    else:
-        total = (settings.samples or DEFAULT_SAMPLES) // settings.batch_size
+    total = (settings.samples or DEFAULT_SAMPLES) // settings.batch_size
+    if settings.epochs is not None:  # whole epochs miss no sample: the last batch looks ahead
+        total = math.ceil(round(settings.epochs * population) / settings.batch_size)
     if total < 1:
         raise ValueError(
             f"The budget ends before the first step of {settings.batch_size} samples. "
             "Raise --samples or --epochs, or lower --batch-size."
         )
-    return per_epoch, total
+    return total
 
 
 def peak_lr(settings: TrainSettings) -> float:

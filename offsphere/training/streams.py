@@ -5,7 +5,7 @@ augmentations."""
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,14 +27,55 @@ def stream(seed: int, name: str, step: int = 0) -> torch.Generator:
 
 
 def batch_indices(seed: int, step: int, batch_size: int, population: int) -> Int[Tensor, " b"]:
-    """The samples of one step: each epoch is one permutation, cut into whole batches.
+    """The samples of one step: permutations, one per epoch, laid end to end and cut into batches.
 
-    The remainder of an epoch, fewer than a batch, is another one in every epoch.
+    Every sample comes once in every epoch. A batch that spans two epochs holds no sample twice:
+    the samples that end an epoch are moved behind the first ones of the next.
     """
-    epoch, within = divmod(step, population // batch_size)
-    return _order(seed, epoch, population)[within * batch_size : (within + 1) * batch_size]
+    epoch, within = divmod(step * batch_size, population)
+    batch = _order(seed, epoch, batch_size, population)[within : within + batch_size]
+    if missing := batch_size - len(batch):
+        batch = torch.cat([batch, _order(seed, epoch + 1, batch_size, population)[:missing]])
+    return batch
 
 
-@lru_cache(maxsize=2)
-def _order(seed: int, epoch: int, population: int) -> Int[Tensor, " n"]:
+@lru_cache(maxsize=3)
+def _order(seed: int, epoch: int, batch_size: int, population: int) -> Int[Tensor, " n"]:
+    if population < 2 * batch_size:
+        for earlier in range(0, epoch, 500):  # so that no recursion is deeper than that
+            _chained_order(seed, earlier, batch_size, population)
+        return _chained_order(seed, epoch, batch_size, population)
+    # Only the first batch's places change hands, so the end of the epoch before is as it was drawn.
+    before = _permutation(seed, max(epoch - 1, 0), population)
+    return _follow(before, _permutation(seed, epoch, population), epoch, batch_size)
+
+
+@cache
+def _chained_order(seed: int, epoch: int, batch_size: int, population: int) -> Int[Tensor, " n"]:
+    """The order where an epoch is so short that each one depends on the one before."""
+    drawn = _permutation(seed, epoch, population)
+    if epoch == 0:
+        return drawn
+    return _follow(
+        _chained_order(seed, epoch - 1, batch_size, population), drawn, epoch, batch_size
+    )
+
+
+def _permutation(seed: int, epoch: int, population: int) -> Int[Tensor, " n"]:
     return torch.randperm(population, generator=stream(seed, "order", epoch))
+
+
+def _follow(
+    before: Int[Tensor, " n"], drawn: Int[Tensor, " n"], epoch: int, batch_size: int
+) -> Int[Tensor, " n"]:
+    """This epoch's order, whose first samples share no batch with themselves in the one before."""
+    carried = epoch * len(drawn) % batch_size
+    if not carried:
+        return drawn
+    first = batch_size - carried
+    seen = torch.isin(drawn, before[-carried:])
+    clash = seen[:first].nonzero()[:, 0]
+    free = (~seen[first:]).nonzero()[: len(clash), 0] + first
+    order = drawn.clone()
+    order[clash], order[free] = drawn[free], drawn[clash]
+    return order

@@ -13,7 +13,10 @@ from offsphere import losses, streamed
 from offsphere.cells import CELLS, Cell
 
 EPS32 = torch.finfo(torch.float32).eps
-PAIRS = ("info_nce", "info_nce_one_way", "info_nce_hard", "siglip", "spectral")
+PAIRS = (
+    *("info_nce", "info_nce_one_way", "info_nce_hard", "siglip", "spectral"),
+    *("info_nce_within", "info_nce_within_one_way", "siglip_within"),
+)
 VIEWS = ("nt_xent", "dcl", "dhel")
 ALL = (*PAIRS, *VIEWS, "moco_nce")
 # How a loss may be computed: tile size (0: dense), scores it may hold, range without a shift.
@@ -45,10 +48,13 @@ def ours(name, cell, left, right, extra, temperature, bias):
     if name == "moco_nce":
         return losses.moco_nce(*cell(left, right), cell.shrink_right(extra), temperature)
     left, right = cell(left, right)
-    if name == "siglip":
-        return losses.siglip(left, right, temperature, bias)
+    if name in ("siglip", "siglip_within"):
+        return getattr(losses, name)(left, right, temperature, bias)
     if name == "spectral":
         return losses.spectral(left / temperature, right)
+    if name.startswith("info_nce_within"):
+        both = not name.endswith("one_way")
+        return losses.info_nce_within(left, right, temperature, both_ways=both)
     hard = cell.shrink_right(extra) if name == "info_nce_hard" else None
     both = name != "info_nce_one_way"
     return losses.info_nce(left, right, temperature, both_ways=both, hard_negatives=hard)
@@ -87,6 +93,20 @@ def twin(name, cell, left, right, extra, temperature, bias):
     if name == "moco_nce":
         queue = u @ power(extra, g_right).T
         return F.cross_entropy(torch.cat([scores.diagonal()[:, None], queue], 1), 0 * everyone)
+    if name.endswith(("within", "within_one_way")):
+        # Each side keeps its form as a row and as a candidate of its own side.
+        one, other = power(left, g_left), power(right, g_right)
+        inside = [x @ x.T / temperature for x in (one, other)]
+        apart = [torch.tensor([j for j in range(n) if j != i]) for i in range(n)]
+        if name == "siglip_within":
+            half = [-F.logsigmoid(-s[i][apart[i]] - bias).sum() for s in inside for i in range(n)]
+            plain = twin("siglip", cell, left, right, extra, temperature, bias)
+            return plain + sum(half) / (2 * n)
+        rows = [torch.cat([scores[i], inside[0][i][apart[i]]]) for i in range(n)]
+        forth = sum(r.logsumexp(0) - r[i] for i, r in enumerate(rows)) / n
+        rows = [torch.cat([scores[:, i], inside[1][i][apart[i]]]) for i in range(n)]
+        back = sum(r.logsumexp(0) - r[i] for i, r in enumerate(rows)) / n
+        return forth if name.endswith("one_way") else (forth + back) / 2
     if name == "siglip":
         sign = torch.where(torch.eye(n) > 0, 1.0, -1.0)
         return -(F.logsigmoid(sign * (scores + bias))).sum(1).mean()
@@ -181,7 +201,7 @@ def test_float32_is_as_accurate_as_plain_dense(take_path, name, cell, temperatur
     largest = (left @ right.T).abs().max().item() / temperature
     if name == "spectral":
         largest = largest**2
-    if name == "siglip":
+    if name.startswith("siglip"):
         largest = (largest + 5) * n
     assert abs(value.item() - exact.item()) <= 8 * EPS32 * (largest + math.log(2 * n))
     for got, plain, want in zip(grads[:2], dense_grads[:2], exact_grads[:2], strict=True):

@@ -164,3 +164,48 @@ def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match="before its first training batch"):
         Objective("dot", "info_nce", population=9).eval()(left, right)
     assert math.isnan(Objective("dot", population=9).ratio.item())
+
+
+@pytest.mark.parametrize("direction", ["both", "left_to_right", "right_to_left"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_within_view_negatives_keep_each_side_in_its_own_form(cell, direction):
+    left, right, _ = views()
+    objective = Objective(
+        cell, "info_nce", population=50, scale="fixed", direction=direction, within_view=True
+    )
+    a, b = Cell(cell)(left, right)
+    if direction == "right_to_left":
+        a, b = b, a
+    expected = losses.info_nce_within(a, b, 0.2, both_ways=direction == "both")
+    torch.testing.assert_close(objective(left, right)["loss"], expected)
+    objective = Objective(cell, "siglip", population=50, scale="fixed", within_view=True)
+    expected = losses.siglip_within(*Cell(cell)(left, right), 0.2, -10.0)
+    torch.testing.assert_close(objective(left, right)["loss"], expected)
+
+
+def test_within_view_is_refused_where_it_means_nothing():
+    with pytest.raises(ValueError, match="within_view with info_nce or siglip, got nt_xent"):
+        Objective("cosine", "nt_xent", population=50, within_view=True)
+    left, right, extra = views()
+    objective = Objective("cosine", "info_nce", population=50, within_view=True)
+    with pytest.raises(ValueError, match="no hard_negatives together with within_view"):
+        objective(left, right, hard_negatives=extra)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_over_the_batch_mean_norm_the_overall_scale_is_gone(loss):
+    """Scaling all embeddings changes nothing; a single long one still counts."""
+    left, right, queue = (x.double() for x in views())
+    values = []
+    for factor in (1.0, 7.0):
+        objective = Objective("dot", loss, population=50, scale="fixed", batch_mean_norm=True)
+        values.append(call(objective, factor * left, factor * right, factor * queue)["loss"].item())
+    assert values[1] == pytest.approx(values[0], rel=1e-9)
+    plain = Objective("dot", loss, population=50, scale="fixed")
+    scaled = [x / x.norm(dim=1).mean() for x in (left, right, queue)]
+    if loss in VIEW_LOSSES:
+        mean = torch.cat([left, right]).norm(dim=1).mean()
+        scaled = [left / mean, right / mean, queue]
+    if loss == "moco_nce":
+        scaled[1] = right / queue.norm(dim=1).mean()
+    assert values[0] == pytest.approx(call(plain, *scaled)["loss"].item(), rel=1e-9)

@@ -20,18 +20,12 @@ from torch.utils.data import DataLoader
 from torchvision import datasets
 
 from offsphere import emoji as emoji_module
+from offsphere import pictures as pictures_module
 from offsphere.emoji import emoji_pictures, load_emoji
+from offsphere.pictures import as_it_is, decode, in_validation, resize_square
+from offsphere.shards import shard_paths
 from vision import images as images_module
-from vision.images import (
-    Images,
-    LazyImages,
-    as_it_is,
-    decode,
-    in_validation,
-    load_images,
-    resize_square,
-    shard_paths,
-)
+from vision.images import Images, LazyImages, load_images
 
 
 def picture(seed: int, height: int = 8, width: int = 8) -> Tensor:
@@ -368,8 +362,8 @@ def test_pipes_and_addresses_are_refused(pattern: str, message: str) -> None:
 
 def test_worker_processes_decode_the_same(shards: str, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = in_memory(shards, split="all")
-    monkeypatch.setattr(images_module, "MANY_PICTURES", 1)
-    monkeypatch.setattr(images_module, "DECODE_PIXELS", 8 * 8 * 4)
+    monkeypatch.setattr(pictures_module, "MANY_PICTURES", 1)
+    monkeypatch.setattr(pictures_module, "DECODE_PIXELS", 8 * 8 * 4)
     before = torch.get_rng_state()
     assert in_memory(shards, split="all").fingerprint == alone.fingerprint
     assert torch.equal(torch.get_rng_state(), before), "the global stream is left alone"

@@ -38,7 +38,7 @@ def settings(config_class: type, **changes):
 
 def double_views(config):
     views = experiment.two_views(config)
-    return lambda batch, step: views(batch, step).double()
+    return lambda batch, step, rows=None: views(batch, step, rows).double()
 
 
 def batch_of(pixels: Tensor, config, step: int) -> Tensor:

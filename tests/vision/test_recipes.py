@@ -46,15 +46,6 @@ def build(script: str, config) -> SimCLR | MoCo:
     return MoCo(encoder, objective, views, config, queue_size=32, momentum=0.99, key_groups=2)
 
 
-def test_every_file_is_a_recipe_of_its_own_name():
-    names = {file for _, file in recipes()}
-    assert {"default.yaml", "cifar10.yaml"} <= names
-    assert {f"paper/{file.name}" for file in CONFIGS.glob("paper/*.yaml")} <= names
-    for name in names:
-        assert (CONFIGS / name).exists()
-        assert f"`{name}`" in (CONFIGS / "README.md").read_text()
-
-
 @pytest.mark.parametrize(("script", "file"), recipes())
 def test_one_step(script, file):
     """Views, losses and gradients are finite, and the last layer moves as its optimiser says."""

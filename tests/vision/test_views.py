@@ -18,8 +18,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
 
-from vision import views as views_module
-from vision.views import (
+from offsphere import views as views_module
+from offsphere.views import (
     BRIGHTNESS,
     CONTRAST,
     SATURATION,
@@ -30,12 +30,11 @@ from vision.views import (
     colour_matrices,
     crop,
     finish,
-    gallery,
     gaussian_blur,
-    lightly_views,
     sample_parameters,
     shift_hue_,
 )
+from vision.views import gallery, lightly_views
 
 PIXEL_TOLERANCE = 2e-6
 

@@ -15,9 +15,13 @@ from safetensors.torch import load_file
 
 from offsphere.record import RunFolder
 
-TINY = "--data=emoji --limit=256 --image-size=16 --batch-size=32 --log-every=1 --layer=backbone"
-TINY += " --threads=1 --checkpoint-every=7 --eval-every=640 --seed=5"
-EXTRA = {"train_simclr": "--cell=dot", "train_moco": "--cell=learnable --queue-size=96"}
+TINY = "--data=emoji --limit=250 --batch-size=32 --log-every=1 --threads=1 --checkpoint-every=7"
+TINY += " --eval-every=640 --seed=5"
+EXTRA = {
+    "train_simclr": "--cell=dot --image-size=16 --layer=backbone",
+    "train_moco": "--cell=learnable --queue-size=96 --image-size=16 --layer=backbone",
+    "train_clip": "--cell=txtnorm --eval-split=validation",
+}
 
 
 def flags_of(name: str, out: Path, *flags: str) -> list[str]:
@@ -62,7 +66,9 @@ def numbers(folder: Path) -> dict:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    for name in ("encoder.safetensors", "examples.safetensors"):
+    names = sorted(file.name for file in one.glob("*.safetensors"))
+    assert len(names) == 2  # the trained weights, and an outcome for every example
+    for name in names:
         assert content(load_file(one / name)) == content(load_file(other / name)), name
     states = [torch.load(x / "checkpoint" / "last.pt", weights_only=True) for x in (one, other)]
     for part in ("step", "method", "optimizers", "facts"):
@@ -94,17 +100,17 @@ def check_kills(
     scripts, wait_for_rows, name: str, tmp_path: Path, *, kills: int, workers: int, samples: int
 ) -> None:
     # lightly's views are made image by image, in the workers.
-    shared = [f"--samples={samples}", *(["--augment=lightly"] if workers else [])]
+    by_workers = workers and name != "train_clip"
+    shared = [f"--samples={samples}", *(["--augment=lightly"] if by_workers else [])]
     finished(scripts, name, flags_of(name, tmp_path / "whole", *shared))
     flags = flags_of(name, tmp_path / "cut", *shared, f"--workers={workers}")
     killed_and_resumed(scripts, wait_for_rows, name, flags, tmp_path / "cut", kills)
     assert_same_run(run_folder(tmp_path / "cut"), run_folder(tmp_path / "whole"))
 
 
-def test_two_kills_leave_no_trace(scripts, wait_for_rows, tmp_path: Path):
-    check_kills(
-        scripts, wait_for_rows, "train_simclr", tmp_path, kills=2, workers=0, samples=32 * 40
-    )
+@pytest.mark.parametrize(("name", "workers"), [("train_simclr", 0), ("train_clip", 2)])
+def test_two_kills_leave_no_trace(scripts, wait_for_rows, name, workers, tmp_path: Path):
+    check_kills(scripts, wait_for_rows, name, tmp_path, kills=2, workers=workers, samples=32 * 40)
 
 
 @pytest.mark.slow

@@ -1,0 +1,286 @@
+"""The processes that train one run together: who they are, and what they exchange.
+
+The loss is never split. Every rank embeds its own rows of the batch, all embeddings are gathered,
+and every rank computes the same loss of the whole batch, streamed: no rank holds a score matrix.
+So no loss, cell or variance term knows of ranks, and gradients are those of one process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from offsphere.training.script import Stopped
+from offsphere.training.settings import TrainSettings
+
+T = TypeVar("T")
+Tensors = dict[str, Tensor]
+
+PATIENCE = timedelta(minutes=30)
+"""How long a rank waits for one that is alive but silent, such as rank 0 in an evaluation. The end
+of a process is noticed at once."""
+BUCKET = 2**23
+"""Numbers summed in one exchange: 32 MB in float32."""
+
+
+class LostContact(Stopped):
+    """Another rank has ended; the last checkpoint is kept."""
+
+
+class Rows(NamedTuple):
+    """The rows `start` to `stop` - 1 of a batch of `total` rows."""
+
+    start: int
+    stop: int
+    total: int
+
+    @property
+    def all(self) -> bool:
+        """Whether these are the whole batch."""
+        return self.stop - self.start == self.total
+
+    def parts(self, size: int | None) -> list[Rows]:
+        """These rows in parts of at most `size`, in order."""
+        size = size or max(1, self.stop - self.start)
+        starts = range(self.start, self.stop, size)
+        return [Rows(a, min(a + size, self.stop), self.total) for a in starts]
+
+
+def share(total: int, rank: int, count: int) -> Rows:
+    """The rows of one of `count` ranks: contiguous, in rank order, as equal as they can be."""
+    return Rows(total * rank // count, total * (rank + 1) // count, total)
+
+
+def own_rows(total: int) -> range:
+    """This process's rows of a batch of all ranks; all of them if it is alone."""
+    alone = not dist.is_initialized()
+    rows = share(total, *((0, 1) if alone else (dist.get_rank(), dist.get_world_size())))
+    return range(rows.start, rows.stop)
+
+
+def take(batch: Any, part: Rows, of: Rows) -> Any:
+    """The rows `part` of a batch that holds the rows `of`.
+
+    A batch is a tensor, or a mapping or named tuple of tensors. One with another number of rows
+    than the batch (negatives that belong to no row) is cut at the same shares.
+    """
+    if isinstance(batch, dict):
+        return {name: take(x, part, of) for name, x in batch.items()}
+    if isinstance(batch, tuple):
+        return type(batch)(*(take(x, part, of) for x in batch))
+    size = of.stop - of.start
+    cuts = (len(batch) * (place - of.start) // size for place in (part.start, part.stop))
+    return batch[slice(*cuts)]
+
+
+class Ranks:
+    """This process among those of its run; alone, it exchanges nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        alone = not dist.is_initialized()
+        self.rank, self.count = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
+        self.payload = 0
+        """Bytes that this rank has handed to exchanges so far."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that evaluates and writes the record."""
+        return self.rank == 0
+
+    def own(self, total: int) -> Rows:
+        """This rank's rows of a batch."""
+        return share(total, self.rank, self.count)
+
+    def gather(self, tensors: Tensors) -> tuple[Tensors, dict[str, slice]]:
+        """The rows of all ranks in rank order, without gradients, and which of them are ours."""
+        tensors = {name: x.detach() for name, x in tensors.items()}
+        if self.count == 1 or not tensors:
+            return tensors, {name: slice(0, len(x)) for name, x in tensors.items()}
+        lengths = torch.tensor([len(x) for x in tensors.values()], device=self.device)
+        table = torch.stack(self._all_gather(lengths)).tolist()
+        gathered, ours = {}, {}
+        for (name, x), sizes in zip(tensors.items(), zip(*table, strict=True), strict=True):
+            padded = x.new_zeros(max(sizes), *x.shape[1:])
+            padded[: len(x)] = x
+            pieces = self._all_gather(padded)
+            gathered[name] = torch.cat([p[:n] for p, n in zip(pieces, sizes, strict=True)])
+            before = sum(sizes[: self.rank])
+            ours[name] = slice(before, before + len(x))
+        return gathered, ours
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Every gradient becomes its sum over the ranks."""
+        if self.count == 1:
+            return
+        for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
+            flat = torch.cat([grad.flatten() for grad in bucket])
+            self._exchange(dist.all_reduce, flat, payload=flat)
+            for grad, piece in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+                grad.copy_(piece.view_as(grad))
+
+    def anyone(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank."""
+        if self.count == 1:
+            return flag
+        flags = torch.tensor(int(flag), device=self.device)
+        self._exchange(dist.all_reduce, flags, payload=flags)
+        return bool(flags)
+
+    def on_first(self, action: Callable[[], T]) -> T:
+        """The result of an action that rank 0 alone performs, on every rank.
+
+        If it fails there, the other ranks end too, without a word: rank 0 says why.
+        """
+        if self.count == 1:
+            return action()
+        answer: list[Any] = [None, False]
+        try:
+            if self.first:
+                answer[0] = action()
+        except BaseException:
+            answer[1] = True
+            raise
+        finally:
+            self._exchange(dist.broadcast_object_list, answer, src=0)
+            if answer[1] and not self.first:
+                raise SystemExit(1)
+        return answer[0]
+
+    def start_alike(self, module: nn.Module) -> None:
+        """Every rank takes over rank 0's weights."""
+        if self.count == 1:
+            return
+        for x in module.state_dict().values():
+            self._exchange(dist.broadcast, x, src=0)
+
+    def _all_gather(self, x: Tensor) -> list[Tensor]:
+        pieces = [torch.empty_like(x) for _ in range(self.count)]
+        self._exchange(dist.all_gather, pieces, x.contiguous(), payload=x)
+        return pieces
+
+    def _exchange(
+        self,
+        collective: Callable[..., object],
+        *inputs: Any,
+        payload: Tensor | None = None,
+        src: int | None = None,
+    ) -> None:
+        self.payload += 0 if payload is None else payload.numel() * payload.element_size()
+        try:
+            collective(*inputs) if src is None else collective(*inputs, src=src)
+        except RuntimeError as error:
+            raise LostContact(
+                f"rank {self.rank} of {self.count} has lost contact with another rank, which has "
+                f"ended or was killed ({_reason(error)}). The last checkpoint is kept: the same "
+                "command goes on from there, on any number of ranks."
+            ) from None
+
+
+@contextmanager
+def connected(settings: TrainSettings, script: str) -> Iterator[Ranks]:
+    """The ranks of a run: those torchrun or SLURM started, or --devices that are started here."""
+    fabric = _fabric(settings)
+    if fabric.world_size == 1:
+        yield Ranks(fabric.device)
+        return
+    outside = any(name in os.environ for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+    if not outside and Path(sys.argv[0]).stem != script:
+        raise ValueError(
+            f"--devices={settings.devices} --nodes={settings.nodes} starts the script {script}.py "
+            f"once per device, which {Path(sys.argv[0]).name} cannot: run the script itself, with "
+            "--devices or under torchrun."
+        )
+    _quietly(fabric.launch)
+    try:
+        yield Ranks(fabric.device)
+    finally:
+        dist.destroy_process_group()
+
+
+def here(settings: TrainSettings) -> Ranks:
+    """This process on the device of the settings, in the process group if one exists already."""
+    return Ranks(_fabric(settings).device)
+
+
+def _fabric(settings: TrainSettings):
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies import DDPStrategy
+
+    devices, nodes = _world(settings)
+    if settings.batch_size < devices * nodes:
+        raise ValueError(
+            f"--batch-size={settings.batch_size} is the batch of all {devices * nodes} ranks "
+            "together, and each needs at least one row of it."
+        )
+    strategy = DDPStrategy(timeout=PATIENCE) if devices * nodes > 1 else "auto"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            fabric = Fabric(
+                accelerator=settings.device, devices=devices, num_nodes=nodes, strategy=strategy
+            )
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"--device={settings.device} cannot be used: {error}") from error
+    if settings.precision != "32-true" and fabric.device.type == "cpu":
+        raise ValueError(
+            f"--precision={settings.precision} is for accelerators: on a CPU it is many times "
+            "slower than float32. Use --precision=32-true."
+        )
+    return fabric
+
+
+def _quietly(launch: Callable[[], object]) -> None:
+    """Without the lines that every rank would print about itself."""
+    logger = logging.getLogger("lightning_fabric")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        launch()
+    finally:
+        logger.setLevel(before)
+
+
+def _reason(error: RuntimeError) -> str:
+    """The first sentence of a collective's error, without its place in the source."""
+    return re.sub(r"^\[[^]]*\] ", "", str(error).strip()).splitlines()[0].partition(". ")[0]
+
+
+def _world(settings: TrainSettings) -> tuple[int, int]:
+    """Devices per node and nodes: torchrun's if it started this process, else the settings'."""
+    asked = settings.devices, settings.nodes
+    if not dist.is_torchelastic_launched():
+        return asked
+    local = int(os.environ["LOCAL_WORLD_SIZE"])
+    given = local, int(os.environ["WORLD_SIZE"]) // local
+    if asked not in ((1, 1), given):
+        raise ValueError(
+            f"torchrun started {given[0]} processes on {given[1]} nodes, but --devices={asked[0]} "
+            f"--nodes={asked[1]} was asked for: leave these two to torchrun."
+        )
+    return given
+
+
+def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    """The tensors in order, in groups of one type and not much more than BUCKET numbers."""
+    bucket: list[Tensor] = []
+    for x in tensors:
+        full = sum(y.numel() for y in bucket) + x.numel() > BUCKET
+        if bucket and (full or bucket[0].dtype != x.dtype):
+            yield bucket
+            bucket = []
+        bucket.append(x)
+    if bucket:
+        yield bucket

@@ -1,0 +1,204 @@
+"""One training run from its settings to its record, for every lane."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from offsphere.cells import Cell
+from offsphere.config import command, load_yaml
+from offsphere.record import RunFolder, atomic_write, open_run
+from offsphere.shards import existing
+from offsphere.training.checkpoint import load_checkpoint
+from offsphere.training.loop import Diverged, Interrupted, Method, Streamed, fit
+from offsphere.training.plots import plot_run
+from offsphere.training.ranks import Ranks, connected
+from offsphere.training.settings import TrainSettings, steps_of
+
+Tensors = dict[str, Tensor]
+SettingsT = TypeVar("SettingsT", bound=TrainSettings)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What a lane brings to a run."""
+
+    method: Method
+    batches: Dataset | Streamed
+    """batches[step] is the batch of a step."""
+    population: int
+    """Training samples."""
+    evaluate: Callable[[], dict[str, float]]
+    files: Callable[[], dict[str, Tensors]]
+    """What is kept beside the record when the run ends: file names and their named tensors."""
+
+
+_examined: ContextVar[list[Experiment] | None] = ContextVar("_examined", default=None)
+
+
+def experiment_of(run: Callable[[SettingsT], object], settings: SettingsT) -> Experiment:
+    """What a script's `run(settings)` would train: built on its data, and left untrained."""
+    built: list[Experiment] = []
+    token = _examined.set(built)
+    try:
+        run(settings)
+    finally:
+        _examined.reset(token)
+    if not built:
+        raise ValueError("Expected a script that trains, got one that does not call train_run.")
+    return built[0]
+
+
+def train_run(
+    settings: TrainSettings,
+    script: str,
+    describe: Callable[[], dict[str, object]],
+    build: Callable[[RunFolder], Experiment],
+) -> dict[str, object]:
+    """The metrics of a run, trained now or already finished.
+
+    `describe` loads the data and gives its fingerprint, which must be that of the run's first
+    start; `build` then makes what is trained.
+    """
+    if (built := _examined.get()) is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            describe()
+            built.append(build(RunFolder(folder)))
+        return {}
+    with connected(settings, script) as ranks, ExitStack() as stack:
+        torch.set_num_threads(settings.threads)
+        folder, ended = _open(settings, script, ranks, stack)
+        if ended is not None:
+            return ended
+        description = describe()
+        ranks.on_first(lambda: folder.describe_data(description))
+        experiment = build(folder)
+        steps_of(settings, experiment.population)
+        try:
+            metrics: dict[str, object] = dict(
+                fit(
+                    experiment.method,
+                    experiment.batches,
+                    settings,
+                    folder,
+                    population=experiment.population,
+                    evaluate=experiment.evaluate,
+                    ranks=ranks,
+                )
+            )
+        except (Diverged, Interrupted) as error:
+            if not ranks.first:  # rank 0 says why
+                raise SystemExit(error.code) from None
+            if isinstance(error, Diverged):
+                folder.fail(str(error))
+            raise
+
+        def finish() -> dict[str, object]:
+            for name, tensors in experiment.files().items():
+                save_tensors(folder.path / name, tensors)
+            plot_run(folder)
+            folder.finish(metrics)
+            return folder.metrics()
+
+        return ranks.on_first(finish)
+
+
+def _open(
+    settings: TrainSettings, script: str, ranks: Ranks, stack: ExitStack
+) -> tuple[RunFolder, dict[str, object] | None]:
+    """The run's folder, and its metrics if it is finished.
+
+    The first rank holds the folder; what the others write goes to one that is thrown away.
+    """
+    opened: list[RunFolder] = []
+
+    def first() -> dict[str, object] | None:
+        folder = open_run(settings, script=script, out=settings.out, study=settings.study)
+        opened.append(stack.enter_context(folder))
+        if folder.state != "finished":
+            return None
+        print(f"{folder.path} is finished; --no-resume starts it anew.")
+        return folder.metrics()
+
+    ended = ranks.on_first(first)
+    if not ranks.first:
+        opened.append(RunFolder(stack.enter_context(tempfile.TemporaryDirectory())))
+    return opened[0], ended
+
+
+def read_run(path: Path, configs: Mapping[str, type[SettingsT]]) -> tuple[RunFolder, SettingsT]:
+    """A run of one of these scripts, or an error that says what the folder is instead."""
+    if not (path / "config.yaml").is_file():
+        existing(path)
+        inside = sorted(file.parent for file in path.glob("**/config.yaml"))[:3]
+        hint = f" Runs below it: {', '.join(map(str, inside))}." if inside else ""
+        raise ValueError(f"{path} is not a run: it has no config.yaml.{hint}")
+    folder = RunFolder(path)
+    script = str(folder.provenance().get("script", "an unknown script"))
+    if script not in configs:
+        raise ValueError(f"{path} is a run of {script}: expected one of {', '.join(configs)}.")
+    return folder, load_yaml(configs[script], path / "config.yaml")
+
+
+class Weights(NamedTuple):
+    """A run's trained module, and its cell's exponents as they stand, learned or fixed."""
+
+    tensors: Tensors
+    exponents: tuple[float, float]
+    steps: int
+
+
+def read_weights(folder: RunFolder, settings: TrainSettings, module: str, script: str) -> Weights:
+    """What `<module>.safetensors` of a finished run holds, or else its last checkpoint."""
+    file = folder.path / f"{module}.safetensors"
+    if folder.state == "finished" and file.exists():
+        metrics = folder.metrics()
+        try:
+            tensors = load_file(file)
+        except SafetensorError as error:
+            raise ValueError(
+                f"Cannot read {file}: {error}. Delete it to use the checkpoint."
+            ) from None
+        exponents = (metrics["train/exponent_left"], metrics["train/exponent_right"])
+        return Weights(tensors, exponents, metrics["run/steps"])
+    state = load_checkpoint(folder.checkpoint)
+    if state is None:
+        raise ValueError(
+            f"{folder.path} is {folder.state} and has no checkpoint to measure. To train it: "
+            f"{command(script, settings)}"
+        )
+    method: Tensors = state["method"]
+    cell = Cell(settings.cell)
+    if cell.name == "learnable":
+        cell.load_state_dict({"logits": method["objective.cell.logits"]})
+    tensors = {
+        key.removeprefix(f"{module}."): x
+        for key, x in method.items()
+        if key.startswith(f"{module}.")
+    }
+    return Weights(tensors, fixed_exponents(cell), state["step"])
+
+
+def fixed_exponents(cell: Cell) -> tuple[float, float]:
+    """The cell's exponents as they stand."""
+    with torch.no_grad():
+        left, right = (float(g) for g in cell.exponents)
+    return left, right
+
+
+def save_tensors(path: Path, tensors: Tensors, metadata: dict[str, str] | None = None) -> None:
+    """Write named tensors as one safetensors file, whole or not at all."""
+    content = to_bytes({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata)
+    atomic_write(path, lambda file: file.write(content))
