@@ -1,0 +1,108 @@
+"""The settings of CLIP training. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from offsphere.config import where
+from offsphere.training.settings import TrainSettings
+
+MODELS = Path(__file__).parents[1] / "configs" / "models"
+"""The open_clip model configurations that come with the project."""
+DIRECTIONS = {
+    "both": "both",
+    "image_to_text": "left_to_right",
+    "text_to_image": "right_to_left",
+}
+"""What this lane's directions are called in the library: the image is always the left side."""
+
+COLUMNS = (  # of the table that closes a run
+    ("test/i2t_r1", "R@1 i→t", "{:.1%}"),
+    ("test/t2i_r1", "t→i", "{:.1%}"),
+    ("test/chance_t2i_r1", "chance", "{:.1%}"),
+    ("test/zero_shot_group", "groups", "{:.1%}"),
+    ("test/majority_group", "largest", "{:.1%}"),
+    ("test/zero_shot_class", "classes", "{:.1%}"),
+    ("test/majority_class", "largest", "{:.1%}"),
+    ("test/modality_gap", "gap", "{:.2f}"),
+    ("test/norm_image_cv", "CV image", "{:.3f}"),
+    ("test/norm_text_cv", "CV text", "{:.3f}"),
+)
+
+
+@dataclass(frozen=True)
+class ClipSettings(TrainSettings):
+    temperature: float = 0.07
+    """Divides the scores (times the calibration ratio)."""
+    learnable_temperature: bool = True
+    """Learn the temperature, as CLIP does; its scale stays in [1, 100] over the ratio."""
+    batch_size: int = 128
+    """Image-text pairs per step."""
+    samples: int | None = None
+    """Budget in pairs seen. Without it and epochs: 80,000."""
+
+    data: str = "emoji"
+    """emoji, openmoji, wds:PATTERN, csv:FILE or folder:PATH (Flickr8k's form)."""
+    data_test: str | None = None
+    """Test data if `data` has no test split of its own (wds: and csv:)."""
+    data_style: str | None = None
+    """A second test set in another style, e.g. openmoji after training on emoji."""
+    limit: int | None = None
+    """Train on this many images, chosen by the seed 0 whatever the run's seed."""
+    eval_split: Literal["test", "validation"] = "test"
+    """What is measured; tune on validation, report test."""
+    judgements: str | None = None
+    """A table of human judgements in the form of Flickr8k's ExpertAnnotations.txt."""
+    train_samples: int | None = None
+    """Pairs per epoch of streamed shards that come without a manifest."""
+    on_bad_sample: Literal["error", "skip"] = "error"
+    """A damaged sample stops the run, or is left out and counted."""
+    allow_pipe: bool = where(False)
+    """Let wds:pipe:COMMAND run commands."""
+
+    model: str = "tiny"
+    """A name in configs/models, a JSON file in open_clip's form, or any open_clip name."""
+    pretrained: str | None = None
+    """Start from an open_clip tag or a local file of weights."""
+    image_size: int | None = None
+    """Side of the pictures in pixels; default: the model's own."""
+    image_tower: str | None = None
+    """A frozen image tower (LiT): efficientnet_lite0, timm:NAME[:FILE], open_clip:NAME:TAG."""
+
+    loss: Literal["info_nce", "siglip"] = "info_nce"
+    direction: Literal["both", "image_to_text", "text_to_image"] = "both"
+    """Which side has to find the other (info_nce only; both is CLIP's own)."""
+    within_view: bool = False
+    """Other images, and other texts, are negatives too."""
+    min_scale: float = 0.9
+    """Smallest crop as a share of the image; 1 turns cropping off."""
+    flip: float = 0.0
+    """Probability of a mirrored picture."""
+    templates: str | None = None
+    """Prompts of the zero-shot classes: a name in crossmodal/prompts or a FILE.txt."""
+    save_embeddings: bool = where(False)
+    """Save the test set's embeddings."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples is None and self.epochs is None:
+            object.__setattr__(self, "samples", 80_000)
+        kind = self.data.partition(":")[0]
+        if kind in ("wds", "csv") and self.eval_split == "test" and self.data_test is None:
+            raise ValueError(
+                f"--data={self.data} has no test split of its own: give --data-test=..., or "
+                "measure on a part of it with --eval-split=validation."
+            )
+        if self.loss == "siglip" and self.direction != "both":
+            raise ValueError(f"--direction={self.direction} goes with info_nce: siglip has none.")
+        if not 0 < self.min_scale <= 1:
+            raise ValueError(f"--min-scale must be above 0 and at most 1, got {self.min_scale}.")
+        if not 0 <= self.flip <= 1:
+            raise ValueError(f"--flip must be a probability, got {self.flip}.")
+        if self.image_tower is not None and self.pretrained is not None:
+            raise ValueError(
+                "--image-tower takes the place of the model's image tower: --pretrained weights "
+                "for both towers do not go with it."
+            )

@@ -1,0 +1,277 @@
+"""What can be benchmarked: a run of this lane, or any open_clip model; always raw embeddings."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import pickle
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from crossmodal.captions import EMOJI_STYLES
+from crossmodal.settings import MODELS
+from offsphere.encoders.clip import registered_name
+from offsphere.evaluation.retrieval import Exponents
+from offsphere.names import unknown
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from PIL.Image import Image
+
+    from crossmodal.settings import ClipSettings
+
+EMOJI_CLASSES = ("group", "subgroup")
+TEXTS_AT_ONCE = 256
+WEIGHTS = (".pt", ".pth", ".bin", ".safetensors")
+# What torch.load raises, beside the usual, for a file that holds no weights.
+UNREADABLE = (struct.error, pickle.UnpicklingError, EOFError, LookupError, AttributeError)
+LOCAL, HUB = "local-dir:", "hf-hub:"
+SAFE_WEIGHTS = "open_clip_model.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A pair of towers with their own preprocessing and tokenizer."""
+
+    name: str
+    pretrained: str
+    trained_with: str
+    """Name of the cell it was trained with."""
+    exponents: Exponents
+    """(image, text) exponents of that cell, learned or fixed."""
+    fingerprint: str
+    """Of the weights and of everything else between a picture or a text and its embedding."""
+    image_size: int
+    squares: bool
+    """Whether it was trained on the squares that captions.py cuts; else it gets whole pictures."""
+    device: torch.device
+    preprocess: Callable[[Image], Float[Tensor, "3 s s"]]
+    tokenize: Callable[[list[str]], Tensor]
+    image_tower: Callable[[Tensor], Tensor]
+    text_tower: Callable[[Tensor], Tensor]
+    data: tuple[str, ...] = ()
+    """What it is measured on unless something else is asked for."""
+    split: str | None = None
+
+    @torch.inference_mode()
+    def encode_images(self, pixels: Float[Tensor, "b 3 s s"]) -> Float[Tensor, "b d"]:
+        """Raw image embeddings, in float32 on the CPU."""
+        return self.image_tower(pixels.to(self.device)).float().cpu()
+
+    @torch.inference_mode()
+    def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "t d"]:
+        """Raw text embeddings, in float32 on the CPU."""
+        parts = []
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            tokens = self.tokenize(list(texts[start : start + TEXTS_AT_ONCE])).to(self.device)
+            parts.append(self.text_tower(tokens).float().cpu())
+        return torch.cat(parts)
+
+
+def from_run(folder: Path, device: torch.device) -> Subject:
+    """The towers of a run of this lane, scored with the cell it was trained with."""
+    from crossmodal.experiment import load_run
+
+    trained = load_run(folder)
+    data, split = _measured(trained.settings)
+    towers = trained.towers.to(device).eval()
+    if towers.frozen is not None:
+        towers.frozen.to(device)
+    return Subject(
+        name=trained.settings.model,
+        pretrained=folder.resolve().name,
+        trained_with=trained.settings.cell,
+        exponents=trained.exponents,
+        fingerprint=trained.fingerprint,
+        image_size=towers.image_size,
+        squares=True,
+        device=device,
+        preprocess=towers.preprocess,
+        tokenize=towers.tokenize,
+        image_tower=towers.encode_image,
+        text_tower=towers.encode_text,
+        data=(data, *(f"{data}:{kind}" for kind in EMOJI_CLASSES if data in EMOJI_STYLES)),
+        split=split,
+    )
+
+
+def _measured(settings: ClipSettings) -> tuple[str, str]:
+    """The data and split that the run itself is measured on."""
+    if settings.eval_split == "test" and settings.data_test is not None:
+        return settings.data_test, "all"
+    return settings.data, settings.eval_split
+
+
+def from_open_clip(name: str, pretrained: str | None, device: torch.device) -> Subject:
+    """An open_clip model: NAME and a tag or file, a JSON and a file, local-dir: or hf-hub:."""
+    import open_clip
+
+    if name.startswith((LOCAL, HUB)):
+        _check_folder(name, pretrained)
+    else:
+        name = registered_name(name, MODELS)
+        pretrained = _checked_pretrained(name, pretrained)
+    with _explained(name, pretrained), _quiet():
+        model: Any
+        preprocess: Any
+        model, _, preprocess = open_clip.create_model_and_transforms(
+            name, pretrained, device=device, **_preprocessing_of_tags(name, pretrained)
+        )
+        tokenize = open_clip.get_tokenizer(name)
+    model.eval()
+    config: dict[str, Any] = open_clip.get_model_preprocess_cfg(model)
+    facts = [name, open_clip.get_model_config(name), config, open_clip.__version__]
+    return Subject(
+        name=name,
+        pretrained=pretrained or "local",
+        trained_with="cosine",
+        exponents=(1.0, 1.0),
+        fingerprint=fingerprint(model, facts),
+        image_size=min(_pair(config["size"])),
+        squares=False,
+        device=device,
+        preprocess=preprocess,
+        tokenize=tokenize,
+        image_tower=functools.partial(model.encode_image, normalize=False),
+        text_tower=functools.partial(model.encode_text, normalize=False),
+    )
+
+
+def fingerprint(model: nn.Module, facts: Any) -> str:
+    """A hash of a model's weights and of what else decides its outputs."""
+    digest = hashlib.blake2b(json.dumps(facts, default=str).encode(), digest_size=16)
+    for key, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; auto is the accelerator if there is one."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if name == "auto":
+        return accelerator or torch.device("cpu")
+    if name not in ("cpu", getattr(accelerator, "type", "cpu")):
+        raise ValueError(
+            f"--device={name} is not there; this machine has {accelerator or 'only the cpu'}."
+        )
+    return torch.device(name)
+
+
+def _checked_pretrained(name: str, pretrained: str | None) -> str:
+    import open_clip
+
+    tags = open_clip.list_pretrained_tags_by_model(name)
+    if pretrained is None:
+        known = f" Tags of {name}: {', '.join(tags)}." if tags else ""
+        raise ValueError(
+            f"{name} needs --pretrained=FILE or a tag, its weights would be random.{known}"
+        )
+    if Path(pretrained).is_file():
+        return pretrained
+    if Path(pretrained).suffix in WEIGHTS or "/" in pretrained:
+        raise FileNotFoundError(f"No such file: {pretrained} (the weights of --model={name}).")
+    if not open_clip.is_pretrained_cfg(name, pretrained):
+        raise unknown(f"pretrained tag of {name}", pretrained, tags or ("a file",))
+    return pretrained
+
+
+def _check_folder(name: str, pretrained: str | None) -> None:
+    if pretrained is not None:
+        raise ValueError(
+            f"--pretrained={pretrained} would be ignored: {name} names both model and weights."
+        )
+    folder = Path(name.removeprefix(LOCAL))
+    if name.startswith(LOCAL) and not (folder / "open_clip_config.json").is_file():
+        raise FileNotFoundError(
+            f"{folder} has no open_clip_config.json: expected a folder with it and the weights, "
+            f"{SAFE_WEIGHTS} or open_clip_pytorch_model.bin."
+        )
+
+
+def _preprocessing_of_tags(name: str, pretrained: str | None) -> dict[str, Any]:
+    """How a model's published weights want their pictures, for weights that come as a file.
+
+    open_clip knows this for tags only: a file would silently get OpenAI's mean and std.
+    """
+    import open_clip
+
+    if pretrained is None or not Path(pretrained).is_file():
+        return {}
+    tags = open_clip.list_pretrained_tags_by_model(name)
+    configs = [open_clip.get_pretrained_cfg(name, tag) for tag in tags]
+    keys = ("mean", "std", "interpolation", "resize_mode")
+    return {
+        f"image_{key}": configs[0][key]
+        for key in keys
+        if configs and key in configs[0] and all(c.get(key) == configs[0][key] for c in configs)
+    }
+
+
+@contextmanager
+def _explained(name: str, pretrained: str | None) -> Iterator[None]:
+    """Turn what open_clip raises into an error that says what to do."""
+    try:
+        yield
+    except (*UNREADABLE, OSError, RuntimeError, ValueError) as error:
+        reason = str(error).split("\n")[0]
+        if pretrained is not None and Path(pretrained).is_file():
+            raise ValueError(
+                f"{pretrained} does not hold weights of {name}: {reason} Expected a state dict as "
+                "open_clip saves it, .pt or .safetensors."
+            ) from error
+        if name.startswith(LOCAL):
+            raise ValueError(f"Cannot load {name}: {reason}") from error
+        raise ValueError(missing_weights(name, pretrained, reason)) from error
+
+
+def missing_weights(name: str, pretrained: str | None, reason: str) -> str:
+    """What to download where, when weights are not on this machine and cannot be fetched."""
+    import open_clip
+    from huggingface_hub import constants
+
+    config = open_clip.get_pretrained_cfg(name, pretrained) if pretrained else {}
+    hub = name.removeprefix(HUB) if name.startswith(HUB) else config.get("hf_hub", "").strip("/")
+    ways = []
+    if hub:
+        ways.append(
+            f"download the folder https://huggingface.co/{hub} on a machine with internet (`hf "
+            f"download {hub} --local-dir DIR`; open_clip_config.json, the tokenizer files and "
+            f"{SAFE_WEIGHTS} or open_clip_pytorch_model.bin are enough), copy DIR here, and pass "
+            f"--model={LOCAL}DIR without --pretrained"
+        )
+        ways.append(f"copy that machine's Hugging Face cache to {constants.HF_HUB_CACHE}")
+    if url := config.get("url"):
+        model = name
+        if config.get("quick_gelu") and not name.endswith("-quickgelu"):
+            model = f"{name}-quickgelu"
+        ways.append(f"download {url} and pass --model={model} --pretrained=FILE")
+    what = f"{name}, {pretrained}" if pretrained else name
+    return (
+        f"The weights of {what} are not on this machine and could not be fetched "
+        f"({reason.rstrip('.')}). Either {', or '.join(ways)}."
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the retries and errors that are logged before the same is raised."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _pair(size: int | Sequence[int]) -> Sequence[int]:
+    return (size, size) if isinstance(size, int) else size

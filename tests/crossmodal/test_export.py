@@ -1,0 +1,110 @@
+"""An exported run in the hands of open_clip and of clip-benchmark's own command."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tarfile
+from pathlib import Path
+
+import open_clip
+import pytest
+import torch
+from clip_benchmark import cli
+
+from crossmodal import benchmark, export
+from crossmodal.captions import load_captions
+from crossmodal.experiment import load_run
+from crossmodal.train_clip import Config, run
+
+
+@pytest.fixture(scope="module")
+def runs(table: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A finished run of each of two cells."""
+    out = tmp_path_factory.mktemp("runs")
+    for cell in ("cosine", "dot"):
+        run(
+            Config(
+                cell=cell,
+                data=f"csv:{table}",
+                data_test=f"csv:{table}",
+                batch_size=12,
+                samples=48,
+                threads=1,
+                out=str(out),
+            )
+        )
+    return {folder.name.split("-")[0]: folder for folder in (out / "train_clip").iterdir()}
+
+
+def test_open_clip_loads_the_same_towers_and_scale(runs, table, tmp_path):
+    out = export.run(export.Config(run=str(runs["cosine"]), out=str(tmp_path / "clip")))
+    model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{out}")
+    model.eval()
+    trained = load_run(runs["cosine"])
+    data = load_captions(f"csv:{table}", split="all", image_size=32)
+    pixels = data.batch(torch.arange(36))
+    texts = [text for texts in data.captions for text in texts]
+    from torchvision.transforms.v2.functional import to_pil_image
+
+    pictures = torch.stack([preprocess(to_pil_image(x)) for x in pixels])
+    tokens = open_clip.get_tokenizer(f"local-dir:{out}")(texts)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            model.encode_image(pictures),
+            trained.towers.encode_image(trained.towers.normalise(pixels)),
+            rtol=1e-4,
+            atol=1e-5,
+        )
+        torch.testing.assert_close(
+            model.encode_text(tokens), trained.towers.encode_text(tokens), rtol=1e-4, atol=1e-5
+        )
+    metrics = json.loads((runs["cosine"] / "metrics.json").read_text())
+    state = torch.load(runs["cosine"] / "checkpoint" / "last.pt", weights_only=True)
+    scale = state["method"]["objective.log_scale"].exp() / state["method"]["objective.ratio"]
+    assert model.logit_scale.exp().item() == pytest.approx(scale.item(), rel=1e-5)
+    assert metrics["run/status"] == "finished"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_clip_benchmarks_own_command_agrees_with_ours(runs, table, tmp_path, monkeypatch):
+    out = export.run(export.Config(run=str(runs["cosine"]), out=str(tmp_path / "clip")))
+    # The pictures and captions in clip-benchmark's local form.
+    root = tmp_path / "shapes"
+    (root / "test").mkdir(parents=True)
+    (root / "dataset_type.txt").write_text("retrieval")
+    (root / "test" / "nshards.txt").write_text("1")
+    data = load_captions(f"csv:{table}", split="all", image_size=32)
+    with tarfile.open(root / "test" / "0.tar", "w") as archive:
+        for row, key in enumerate(data.keys):
+            source = table.parent / (key if key.endswith(".png") else f"{key}.png")
+            archive.add(source, f"{row:03d}.png")
+            text = tmp_path / "captions.txt"
+            text.write_text("\n".join(data.captions[row]))
+            archive.add(text, f"{row:03d}.txt")
+    result = tmp_path / "theirs.json"
+    words = f"clip_benchmark eval --model=local-dir:{out} --pretrained= --dataset=wds/shapes"
+    words += f" --dataset_root={root} --task=zeroshot_retrieval --recall_k 1 5 --no_amp"
+    words += f" --num_workers=0 --batch_size=16 --output={result}"
+    monkeypatch.setattr(sys, "argv", words.split())
+    cli.main()
+    theirs = json.loads(result.read_text())["metrics"]
+    ours = benchmark.run(
+        benchmark.Config(
+            run=str(runs["cosine"]), data=(f"csv:{table}",), cache=False, threads=1, resamples=10
+        )
+    )
+    for name, value in (("i2t_r1", "text"), ("t2i_r1", "image")):
+        found = theirs[f"{value}_retrieval_recall@1"]
+        assert ours[f"csv:{table}/{name}"] == pytest.approx(found, abs=1e-6)
+
+
+def test_a_cell_that_cosine_would_misread_is_refused_unless_asked_for(runs, tmp_path):
+    said = "trained with the cell dot, but open_clip.*--as-cosine"
+    with pytest.raises(ValueError, match=said):
+        export.run(export.Config(run=str(runs["dot"]), out=str(tmp_path / "a")))
+    assert not (tmp_path / "a").exists()
+    out = export.run(export.Config(run=str(runs["dot"]), out=str(tmp_path / "b"), as_cosine=True))
+    assert sorted(file.name for file in out.iterdir()) == [export.CONFIG, export.WEIGHTS]
+    with pytest.raises(FileExistsError, match="is not empty"):
+        export.run(export.Config(run=str(runs["dot"]), out=str(out), as_cosine=True))

@@ -1,0 +1,439 @@
+"""Shards that are made, and shards that are streamed over http, from files and from commands."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.server
+import io
+import json
+import tarfile
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from crossmodal import shards as shards_module
+from crossmodal.captions import load_captions
+from crossmodal.shards import Config, StreamedPairs, main, run, stream_pairs
+from offsphere.emoji import hash_share
+from offsphere.shards import ShardFacts, read_manifest, scan_shard, write_manifest
+
+SAMPLES = (5, 7, 4, 8)
+TOTAL = sum(SAMPLES)
+
+
+def picture(number: int) -> Tensor:
+    """A flat picture that tells its number."""
+    return torch.full((3, 8, 8), number, dtype=torch.uint8)
+
+
+def encoded(number: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(picture(number).permute(1, 2, 0).contiguous().numpy()).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def write_tar(path: Path, members: list[tuple[str, bytes]]) -> Path:
+    with tarfile.open(path, "w") as archive:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def pairs(start: int, stop: int) -> list[tuple[str, bytes]]:
+    return [
+        member
+        for i in range(start, stop)
+        for member in (
+            (f"s{i:03d}.png", encoded(i)),
+            (f"s{i:03d}.json", json.dumps({"captions": [f"{i} a", f"{i} b", f"{i} c"]}).encode()),
+        )
+    ]
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards_module, "CHUNK", 3)
+    monkeypatch.setattr(shards_module, "SHUFFLE_BUFFER", 6)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Four shards of different lengths."""
+    start = 0
+    for number, count in enumerate(SAMPLES):
+        write_tar(tmp_path / f"t-{number}.tar", pairs(start, start + count))
+        start += count
+    return tmp_path
+
+
+def with_manifest(folder: Path) -> Path:
+    sizes = {f"t-{i}.tar": (folder / f"t-{i}.tar").stat().st_size for i in range(len(SAMPLES))}
+    facts = {name: ShardFacts(n, b) for n, (name, b) in zip(SAMPLES, sizes.items(), strict=True)}
+    write_manifest(folder, facts)
+    return folder
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def serve(folder: Path) -> Iterator[str]:
+    """The folder over http, on a port of its own."""
+    handler = functools.partial(Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def open_stream(base: str, **named) -> StreamedPairs:
+    settings = {"image_size": 8, "batch_size": 4, "seed": 0, **named}
+    return stream_pairs(f"wds:{base}/t-{{0..3}}.tar", **settings)
+
+
+def numbers(batches: Iterator) -> list[int]:
+    """The samples of some batches, by what their pictures and their captions say."""
+    found: list[int] = []
+    for pixels, captions in batches:
+        assert pixels.dtype == torch.uint8
+        assert pixels.shape[1:] == (3, 8, 8)
+        shown = pixels[:, 0, 0, 0].tolist()
+        assert shown == [int(caption.split()[0]) for caption in captions]
+        found += shown
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["http", "file"])
+def test_epochs_are_complete_repeatable_and_differ(
+    kind: str, workers: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with_manifest(folder)
+    with serve(folder) as address:
+        stream = open_stream(address if kind == "http" else f"file://{folder}", workers=workers)
+        assert len(stream) == TOTAL
+        steps = 2 * TOTAL // 4
+        before = torch.get_rng_state()
+        seen = numbers(stream.from_step(0, steps))
+        assert torch.equal(torch.get_rng_state(), before), "the global stream is left alone"
+        again = numbers(stream.from_step(0, steps))
+    assert seen == again
+    first, second = seen[:TOTAL], seen[TOTAL:]
+    assert sorted(first) == sorted(second) == list(range(TOTAL))
+    assert first != second
+
+
+@pytest.mark.parametrize(("workers", "starts"), [(0, (1, 4, 5, 6, 7, 9)), (2, (4, 7))])
+def test_a_resume_goes_on_where_the_stream_was(
+    workers: int, starts: tuple[int, ...], folder: Path
+) -> None:
+    stream = open_stream(f"file://{with_manifest(folder)}", workers=workers)
+    whole = list(stream.from_step(0, 10))
+    for start in starts:
+        rest = list(stream.from_step(start, 10))
+        assert len(rest) == 10 - start
+        for (pixels, captions), (old_pixels, old_captions) in zip(rest, whole[start:], strict=True):
+            assert torch.equal(pixels, old_pixels)
+            assert captions == old_captions
+    assert list(stream.from_step(5, 5)) == []
+
+
+def test_a_resume_decodes_only_what_it_needs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = open_stream(f"file://{with_manifest(folder)}")
+    decoded = []
+    real = shards_module._decode_sample
+    monkeypatch.setattr(
+        shards_module, "_decode_sample", lambda *a: (decoded.append(a[0]["__key__"]), real(*a))[1]
+    )
+    numbers(stream.from_step(5, 6))
+    # Steps 0 to 4 are 20 samples: six whole chunks of 3 are passed over, then 2 of the seventh.
+    assert len(decoded) == TOTAL - 18
+
+
+def test_captions_are_chosen_by_seed_epoch_and_key(folder: Path) -> None:
+    for workers, seed in ((0, 0), (0, 1), (2, 0)):
+        stream = open_stream(f"file://{with_manifest(folder)}", workers=workers, seed=seed)
+        batches = list(stream.from_step(0, 2 * TOTAL // 4))
+        captions = [caption for _, texts in batches for caption in texts]
+        for epoch in (0, 1):
+            for caption in captions[epoch * TOTAL : (epoch + 1) * TOTAL]:
+                number, letter = caption.split()
+                share = hash_share(f"{seed}/caption/{epoch}/s{int(number):03d}")
+                assert letter == "abc"[int(share * 3)]
+
+
+def test_ranks_share_the_shards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_manifest(folder)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    seen: Counter = Counter()
+    for rank in (0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        stream = open_stream(f"file://{folder}", batch_size=2)
+        size = stream._epoch_size(0)
+        mine = numbers(stream.from_step(0, (size + 1) // 2))[:size]
+        seen.update(mine)
+        second = stream._epoch_size(1)
+        steps = (size + second) // 2
+        everything = numbers(stream.from_step(0, steps))
+        assert numbers(stream.from_step(size // 2 + 1, steps)) == everything[2 * (size // 2 + 1) :]
+    assert seen == Counter(range(TOTAL))
+    (folder / "manifest.json").unlink()
+    with pytest.raises(ValueError, match="read by 2 processes"):
+        open_stream(f"file://{folder}", train_samples=TOTAL)
+
+
+def cut(path: Path, share: float) -> None:
+    last = scan_shard(path).members[-1]
+    path.write_bytes(path.read_bytes()[: int((last.offset + last.size) * share)])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.77, 0.9])
+def test_a_cut_shard_is_named(share: float, workers: int, folder: Path) -> None:
+    with_manifest(folder)
+    cut(folder / "t-2.tar", share)
+    stream = open_stream(f"file://{folder}", workers=workers)
+    with pytest.raises(ValueError, match=r"shard file://.*t-2\.tar cannot be read to its end"):
+        list(stream.from_step(0, 3 * TOTAL))
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.77, 0.9])
+def test_a_cut_shard_is_counted_when_skipping(share: float, folder: Path) -> None:
+    cut(folder / "t-2.tar", share)
+    whole = scan_shard(folder / "t-2.tar").members
+    left = len([m for m in whole if m.name.endswith("json")])
+    expected = [*range(12), *range(12, 12 + left), *range(16, 24)]
+    stream = open_stream(f"file://{folder}", train_samples=TOTAL, on_bad_sample="skip")
+    # Two epochs of fewer samples; the second one says nothing new.
+    seen = numbers(stream.from_step(0, 2 * len(expected) // 4))
+    assert set(seen) <= set(expected)
+    first = seen[: len(expected)]
+    assert sorted(first) == expected
+    assert len(stream.skipped) == 2
+    assert f"{left} samples came" in stream.skipped[0]
+    assert f"gave {len(expected)} samples in an epoch, but 24 were" in stream.skipped[1]
+    batches = list(stream.from_step(0, 8))
+    rest = list(stream.from_step(7, 8))
+    assert rest[0][1] == batches[7][1], "a resume is exact here too"
+
+
+def test_a_tar_without_end_mark_is_named_without_a_manifest(folder: Path) -> None:
+    path = folder / "t-1.tar"
+    last = scan_shard(path).members[-1]
+    path.write_bytes(path.read_bytes()[: -(-(last.offset + last.size) // 512) * 512])
+    stream = open_stream(f"file://{folder}", train_samples=TOTAL)
+    with pytest.raises(ValueError, match=r"t-1\.tar .*no end-of-archive mark.*7 samples came"):
+        list(stream.from_step(0, TOTAL))
+
+
+def test_a_missing_shard_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    (folder / "t-2.tar").unlink()
+    with serve(folder) as address:
+        for base in (address, f"file://{folder}"):
+            stream = open_stream(base, train_samples=TOTAL)
+            with pytest.raises(ValueError, match=rf"shard {base}/t-2\.tar cannot be read"):
+                list(stream.from_step(0, TOTAL))
+
+
+def test_a_shard_of_another_length_is_named(folder: Path) -> None:
+    write_manifest(folder, {f"t-{i}.tar": ShardFacts(n) for i, n in enumerate((5, 7, 5, 8))})
+    stream = open_stream(f"file://{folder}")
+    with pytest.raises(ValueError, match=r"t-2\.tar holds 4 samples, but manifest.json says 5"):
+        list(stream.from_step(0, TOTAL))
+
+
+def test_a_wrong_count_is_named(folder: Path) -> None:
+    stream = open_stream(f"file://{folder}", train_samples=TOTAL + 1)
+    with pytest.raises(ValueError, match="gave 24 samples in an epoch, but 25 were expected"):
+        list(stream.from_step(0, TOTAL))
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ([("x.png", b""), ("x.txt", b"1 t")], "x has an empty image"),
+        ([("x.png", encoded(1)[:45]), ("x.txt", b"1 t")], "x cannot be decoded"),
+        ([("x.png", encoded(1))], "x has no captions"),
+        ([("x.txt", b"1 t")], "x has no image"),
+        ([("x.png", encoded(1)), ("x.json", b'{"text": "t"}')], "json has only text"),
+        (pairs(0, 1), "two samples have the key 's000'"),
+        ([("x.png", encoded(1)), ("x.txt", b"1 t"), ("x.txt", b"1 t")], "duplicate file name"),
+    ],
+)
+def test_a_bad_sample_is_named_or_skipped(extra: list, message: str, folder: Path) -> None:
+    write_tar(folder / "t-0.tar", pairs(0, 5) + extra)
+    stream = open_stream(f"file://{folder}", train_samples=TOTAL)
+    with pytest.raises(ValueError, match=rf"file://{folder}/t-0\.tar: .*{message}"):
+        list(stream.from_step(0, TOTAL))
+    stream = open_stream(f"file://{folder}", train_samples=TOTAL, on_bad_sample="skip")
+    assert set(numbers(stream.from_step(0, 2 * TOTAL // 4))) == set(range(TOTAL))
+    assert sum(message in skipped for skipped in stream.skipped) == 1, "said once, not per epoch"
+
+
+def test_a_wrong_layout_is_refused_before_training(folder: Path) -> None:
+    write_tar(folder / "t-0.tar", [("x.png", encoded(0)), ("x.json", b'{"text": "t"}')])
+    with pytest.raises(ValueError, match="expected a txt member.*has only text"):
+        open_stream(f"file://{folder}", train_samples=TOTAL)
+    write_tar(folder / "t-0.tar", [])
+    with pytest.raises(ValueError, match="holds no samples"):
+        open_stream(f"file://{folder}", train_samples=TOTAL)
+
+
+def test_what_cannot_be_streamed_is_refused(folder: Path) -> None:
+    base = f"file://{folder}"
+    with pytest.raises(ValueError, match="4 shard.*5 worker.*at most --workers=4"):
+        open_stream(base, workers=5, train_samples=TOTAL)
+    with pytest.raises(ValueError, match="Pass --train-samples=N"):
+        open_stream(base)
+    with pytest.raises(ValueError, match="local shards"):
+        open_stream(str(folder))
+    with_manifest(folder)
+    with pytest.raises(ValueError, match="--train-samples=7, but the manifest.json .* counts 24"):
+        open_stream(base, train_samples=7)
+    with pytest.raises(ValueError, match=r"does not list t-4\.tar \(1 shards"):
+        stream_pairs(f"wds:{base}/t-{{0..4}}.tar", image_size=8, batch_size=2, seed=0)
+
+
+def test_commands_are_run_only_if_allowed(folder: Path) -> None:
+    base = f"pipe:cat {folder}"
+    with pytest.raises(ValueError, match="--allow-pipe"):
+        open_stream(base, train_samples=TOTAL)
+    stream = open_stream(base, train_samples=TOTAL, allow_pipe=True)
+    assert sorted(numbers(stream.from_step(0, TOTAL // 4))) == list(range(TOTAL))
+    assert len(numbers(stream.from_step(0, 1))) == 4, "a command may be left before its end"
+
+
+def test_the_fingerprint_follows_the_manifest(folder: Path) -> None:
+    base = f"file://{with_manifest(folder)}"
+    first = open_stream(base).fingerprint
+    assert open_stream(base, seed=1).fingerprint == first
+    write_manifest(folder, {f"t-{i}.tar": ShardFacts(n) for i, n in enumerate(SAMPLES)})
+    assert open_stream(base).fingerprint != first
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    """Twelve pictures with two captions each, in a table."""
+    (tmp_path / "pics").mkdir()
+    for i in range(12):
+        (tmp_path / "pics" / f"p.{i:02d}.png").write_bytes(encoded(i))
+    rows = [f"pics/p.{i:02d}.png,{i} {k}" for k in "ab" for i in range(12)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["image,caption", *rows]))
+    return f"csv:{tmp_path}/pairs.csv"
+
+
+def test_made_shards_hold_the_source(table: str, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "shards"
+    summary = run(Config(source=table, out=str(out), shard_size=5))
+    assert {k: summary[k] for k in ("shards", "samples", "skipped")} == {
+        "shards": 3,
+        "samples": 12,
+        "skipped": 0,
+    }
+    assert summary["data"] == f"wds:{out}/all-{{000000..000002}}.tar"
+    assert sorted(p.name for p in out.parent.rglob("*")) == [
+        *(f"all-{i:06d}.tar" for i in range(3)),
+        "manifest.json",
+        "shards",
+    ]
+    made = load_captions(summary["data"], split="all", image_size=8)
+    source = load_captions(table, split="all", image_size=8)
+    assert made.captions == source.captions
+    assert made.keys == tuple(f"pics/p_{i:02d}" for i in range(12))
+    assert torch.equal(made.batch(torch.arange(12)), source.batch(torch.arange(12)))
+    with tarfile.open(out / "all-000002.tar") as archive:
+        assert archive.extractfile("pics/p_11.png").read() == encoded(11)  # pyright: ignore
+
+
+def test_the_manifest_of_made_shards_is_true(table: str, tmp_path: Path) -> None:
+    import hashlib
+
+    run(Config(source=table, out=f"{tmp_path}/a", shard_size=5))
+    run(Config(source=table, out=f"{tmp_path}/b", shard_size=5))
+    manifest = read_manifest(tmp_path / "a")
+    assert [facts.samples for facts in manifest.values()] == [5, 5, 2]
+    for name, facts in manifest.items():
+        content = (tmp_path / "a" / name).read_bytes()
+        assert facts.bytes == len(content)
+        assert facts.sha256 == hashlib.sha256(content).hexdigest()
+        assert content == (tmp_path / "b" / name).read_bytes(), "equal sources, equal bytes"
+
+
+def test_shuffled_shards_follow_the_hash(table: str, tmp_path: Path) -> None:
+    summary = run(Config(source=table, out=f"{tmp_path}/a", shuffle=True))
+    keys = load_captions(summary["data"], split="all", image_size=8).keys
+    assert keys == tuple(sorted(keys, key=hash_share))
+    assert len(keys) == 12
+
+
+def test_a_split_of_a_flickr_folder(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for i in range(6):
+        (tmp_path / "images" / f"{i}.png").write_bytes(encoded(i))
+    rows = "\n".join(f"{i}.png#0\ttext {i}" for i in range(6))
+    (tmp_path / "Flickr8k.token.txt").write_text(rows)
+    (tmp_path / "Flickr_8k.devImages.txt").write_text("4.png\n1.png\n")
+    config = Config(source=f"folder:{tmp_path}", out=f"{tmp_path}/dev", split="validation")
+    made = load_captions(run(config)["data"], split="all", image_size=8)
+    assert made.keys == ("4", "1")
+    assert made.captions == (("text 4",), ("text 1",))
+
+
+def test_nothing_is_left_of_a_failure(table: str, tmp_path: Path) -> None:
+    (tmp_path / "pics" / "p.07.png").write_bytes(encoded(7)[:45])
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ValueError, match=r"p\.07\.png cannot be decoded"):
+        run(Config(source=table, out=f"{tmp_path}/a", shard_size=5))
+    assert sorted(tmp_path.iterdir()) == before
+    summary = run(Config(source=table, out=f"{tmp_path}/a", shard_size=5, on_bad_sample="skip"))
+    assert (summary["samples"], summary["skipped"]) == (11, 1)
+    with pytest.raises(FileExistsError, match="is there already"):
+        run(Config(source=table, out=f"{tmp_path}/a"))
+
+
+def test_other_formats_and_equal_keys_are_refused(table: str, tmp_path: Path) -> None:
+    (tmp_path / "pics" / "p.07.png").rename(tmp_path / "pics" / "p.07.gif")
+    text = (tmp_path / "pairs.csv").read_text()
+    (tmp_path / "pairs.csv").write_text(text.replace("p.07.png", "p.07.gif"))
+    with pytest.raises(ValueError, match=r"p\.07\.gif: shards hold jpg, jpeg, png, webp pictures"):
+        run(Config(source=table, out=f"{tmp_path}/a"))
+    (tmp_path / "pics" / "p.07.gif").rename(tmp_path / "pics" / "p.07.png")
+    (tmp_path / "pics" / "p_01.png").write_bytes(encoded(1))
+    (tmp_path / "pairs.csv").write_text(text + "\npics/p_01.png,x\n")
+    with pytest.raises(ValueError, match=r"p\.01\.png and pics/p_01\.png would both have the key"):
+        run(Config(source=table, out=f"{tmp_path}/a"))
+
+
+def test_the_command_says_how_to_read_the_shards(
+    table: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    flags = [f"--source={table}", f"--out={tmp_path}/a", "--name=toys"]
+    main(flags)
+    out = capsys.readouterr().out
+    assert "12 samples in 1 shards" in out
+    assert f"--data=wds:{tmp_path}/a/toys-000000.tar" in out
+    with pytest.raises(SystemExit) as ended:
+        main(flags)
+    assert ended.value.code == 1
+    assert "is there already" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main([f"--source={tmp_path}", "--out=x"])
+    assert ended.value.code == 2
+    assert "must be folder:PATH or csv:FILE" in capsys.readouterr().err
