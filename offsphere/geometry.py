@@ -187,6 +187,47 @@ def isotropy(x: Float[Tensor, "n d"]) -> dict[str, Float[Tensor, ""]]:
     return {"isoscore": (participation - 1) / (d - 1), "mean_cosine": mean_cosine}
 
 
+def anisotropy(x: Float[Tensor, "n d"]) -> dict[str, Float[Tensor, ""]]:
+    """How much of the energy lies in the common mean, and of the variance in one direction.
+
+    `mean_share` is |mean x|^2 / mean |x|^2, what centring takes away; `top_share` is the largest
+    principal component's share of the variance. Both are ours as measures of a whole set; the mean
+    cosine of `isotropy` is the published one. Rows that do not vary have no `top_share` (NaN), and
+    zeros have neither.
+    """
+    n, d = x.shape
+    if n < 2 or d < 2:
+        raise ValueError(f"anisotropy needs at least 2 rows and 2 columns, got {n} x {d}.")
+    x = x.detach().double()
+    mean = x.mean(0)
+    centred = x - mean
+    gram = centred.T @ centred if n > d else centred @ centred.T
+    energy, scatter = x.square().sum(), gram.diagonal().sum()
+    mean_share = n * mean.square().sum() / energy
+    top_share = torch.linalg.eigvalsh(gram)[-1] / scatter
+    top_share = torch.where(scatter > 1e-12 * energy, top_share, torch.nan)
+    return {"mean_share": mean_share.float(), "top_share": top_share.float()}
+
+
+def frequency_norm_correlation(
+    x: Float[Tensor, "n d"], frequency: Tensor
+) -> dict[str, Float[Tensor, ""]]:
+    """Spearman's correlation of frequency with norm, and Pearson's of their logarithms.
+
+    The frequency is one count or share per row (occurrences of a word, relevant queries of a
+    document). A frequency or norm of 0 has no logarithm: `pearson_log` is NaN then.
+    """
+    if frequency.shape != (len(x),) or len(x) < 2:
+        raise ValueError(
+            "Expected one frequency per row and at least two rows, got shapes "
+            f"{tuple(frequency.shape)} and {tuple(x.shape)}."
+        )
+    frequency, norms = frequency.detach().double(), x.detach().double().norm(dim=-1)
+    spearman = _pearson(_average_ranks(frequency), _average_ranks(norms))
+    pearson = _pearson(frequency.log(), norms.log())
+    return {"spearman": spearman.float(), "pearson_log": pearson.float()}
+
+
 def log_norm_cosine_correlation(
     left: Float[Tensor, "n d"], right: Float[Tensor, "n d"]
 ) -> Float[Tensor, ""]:
@@ -273,6 +314,14 @@ def _pearson(a: Tensor, b: Tensor, resolution: float = 1e-6) -> Tensor:
     spread = torch.stack([a.square().mean().sqrt(), b.square().mean().sqrt()])
     correlation = (a * b).mean() / spread.prod()
     return torch.where(spread.min() > resolution, correlation, torch.nan)
+
+
+def _average_ranks(values: Tensor) -> Tensor:
+    """Ranks from 1; equal values share the mean of their ranks."""
+    ordered = values.sort().values
+    below = torch.searchsorted(ordered, values.contiguous())
+    up_to = torch.searchsorted(ordered, values.contiguous(), right=True)
+    return (below + up_to + 1).double() / 2
 
 
 def _check_k(k: int, available: int) -> None:

@@ -1,0 +1,626 @@
+"""Post-hoc similarities of raw embeddings: what to do with magnitude after training.
+
+Every similarity is used as `similarity(name).fit(reference).scores(queries, items)`, and larger
+always means more similar (distances are negated). `fit` returns a fitted copy; its statistics come
+from `reference`, a sample of the item side, and from `queries`, a sample of the query side, where
+the two sides differ (images and texts); without it the reference stands for both. Similarities
+without statistics can be scored at once, the others refuse to be.
+
+A row of scores depends on its own query alone, so queries may be scored in chunks. A column depends
+on its own item alone except for `QueryZScore`, whose candidate set is the items passed.
+
+Statistics are kept in float64; scores have the dtype of the embeddings, at least float32. A zero
+vector has cosine 0 with everything. Formulas without another source are those of "Semantics at an
+Angle" (arXiv 2504.16318), which gives no parameter values: the defaults here are ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from offsphere.cells import shrink
+from offsphere.names import CORNERS, unknown
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+SLAB = 4096
+"""Rows that are turned to float64, or compared with a whole reference set, at a time."""
+
+COSINE = CORNERS["cosine"]
+
+T = TypeVar("T")
+
+
+class Similarity(Protocol):
+    def fit(
+        self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
+    ) -> Self:
+        """A copy with the statistics of a reference set of items and, if they differ, queries."""
+        ...
+
+    def scores(
+        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "q n"]:
+        """How similar each item is to each query; larger is more similar."""
+        ...
+
+
+class WithoutStatistics:
+    """The `fit` of a similarity that has nothing to fit."""
+
+    def fit(
+        self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
+    ) -> Self:
+        return self
+
+
+@dataclass(frozen=True)
+class CellSimilarity(WithoutStatistics):
+    """The score of a cell of the square: q . d / (|q|**left |d|**right)."""
+
+    exponents: tuple[float, float] = COSINE
+
+    def scores(
+        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "q n"]:
+        return _cell_scores(*_sides(queries, items), self.exponents)
+
+
+@dataclass(frozen=True)
+class Scaled(WithoutStatistics):
+    """Scaled similarity: alpha cos(q, d) + (1 - alpha) (|q| + |d|)."""
+
+    alpha: float = 0.5
+    """Weight of the cosine, from 0 to 1; the default is ours."""
+
+    def __post_init__(self) -> None:
+        _check_share("alpha", self.alpha)
+
+    def scores(
+        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "q n"]:
+        queries, items = _sides(queries, items)
+        norms = queries.norm(dim=1)[:, None] + items.norm(dim=1)
+        return self.alpha * _cell_scores(queries, items, COSINE) + (1 - self.alpha) * norms
+
+
+@dataclass(frozen=True)
+class RadialAngular(WithoutStatistics):
+    """Minus the radial-angular distance: -(| |q| - |d| | + angle_weight * arccos cos(q, d)).
+
+    The formula was found without an absolute value; a distance must not be negative, so the
+    absolute difference of the norms is our reading.
+    """
+
+    angle_weight: float = 1.0
+    """Lambda, per radian, not negative; the default is ours."""
+
+    def __post_init__(self) -> None:
+        _check_weight("angle_weight", self.angle_weight)
+
+    def scores(
+        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "q n"]:
+        queries, items = _sides(queries, items)
+        # arccos loses half the digits near 0: float64 leaves float32 its own precision.
+        long_queries, long_items = queries.double(), items.double()
+        radial = (long_queries.norm(dim=1)[:, None] - long_items.norm(dim=1)).abs()
+        angle = _cell_scores(long_queries, long_items, COSINE).clamp(-1, 1).arccos()
+        return -(radial + self.angle_weight * angle).to(queries.dtype)
+
+
+@dataclass(frozen=True)
+class Euclidean(WithoutStatistics):
+    """Minus the Euclidean distance, computed in float64."""
+
+    def scores(
+        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "q n"]:
+        queries, items = _sides(queries, items)
+        long_queries, long_items = queries.double(), items.double()
+        squares = long_queries.square().sum(1)[:, None] + long_items.square().sum(1)
+        distance = (squares - 2 * long_queries @ long_items.T).clamp_min(0).sqrt()
+        return -distance.to(queries.dtype)
+
+
+@dataclass(frozen=True)
+class QueryZScore(WithoutStatistics):
+    """(cos(q, d) - mean_q) / std_q, mean and population std over the items passed to `scores`.
+
+    A query's ranking is cosine's; what changes is how scores of different queries compare. All the
+    candidates must be passed at once. A query whose cosines do not differ scores 0 everywhere.
+    """
+
+    def scores(
+        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "q n"]:
+        cosine = _cell_scores(*_sides(queries, items), COSINE)
+        std, mean = torch.std_mean(cosine, dim=1, correction=0, keepdim=True)
+        resolution = 16 * torch.finfo(cosine.dtype).eps
+        return torch.where(std > resolution, (cosine - mean) / std, torch.zeros_like(cosine))
+
+
+@dataclass(frozen=True)
+class SideMaps:
+    """(x - mean of its side) @ matrix: what a fitted similarity does to each side."""
+
+    query_mean: Float[Tensor, " d"]
+    item_mean: Float[Tensor, " d"]
+    matrix: Float[Tensor, "d k"] | None = None
+    """None stands for the identity."""
+
+    def queries(self, x: Float[Tensor, "q d"]) -> Float[Tensor, "q k"]:
+        """The query side, mapped."""
+        return self._map(x, self.query_mean)
+
+    def items(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
+        """The item side, mapped."""
+        return self._map(x, self.item_mean)
+
+    def _map(self, x: Tensor, mean: Tensor) -> Tensor:
+        if x.shape[1] != len(mean):
+            raise ValueError(
+                f"Expected embeddings of the {len(mean)} features that were fitted, got "
+                f"{x.shape[1]}: fit on a reference of the same encoder."
+            )
+        mapped = x.double() - mean.to(x.device)
+        if self.matrix is not None:
+            mapped = mapped @ self.matrix.to(x.device)
+        return mapped.to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Centred:
+    """The score after each side's mean is taken off."""
+
+    exponents: tuple[float, float] = COSINE
+    """The cell in which the mapped sides are compared."""
+    maps: SideMaps | None = field(default=None, repr=False, compare=False)
+
+    def fit(
+        self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
+    ) -> Self:
+        means = [_mean(side) for side in _references(reference, queries)]
+        return replace(self, maps=SideMaps(means[0], means[-1]))
+
+    def scores(
+        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "q n"]:
+        return _mapped_scores(_fitted("centred", self.maps), queries, items, self.exponents)
+
+
+@dataclass(frozen=True)
+class Whitened:
+    """The score after each side is centred and the covariance made the identity.
+
+    With two references each side keeps its own mean and the covariance is pooled over both, so that
+    one linear map serves both sides. ZCA stays as near to the features as it can, PCA gives
+    components in order of variance; the two differ by a rotation, so every score is the same. A
+    direction without variance in the reference (fewer rows than features, a constant or redundant
+    feature) is left out if the covariance is not shrunk. The covariance is the population form.
+    """
+
+    kind: Literal["zca", "pca"] = "zca"
+    shrinkage: float | Literal["ledoit_wolf"] = "ledoit_wolf"
+    """Weight of mean variance times identity, from 0 to 1, or Ledoit and Wolf's rule (2004)."""
+    components: int | None = None
+    """Keep this many directions of largest variance; None keeps all that vary."""
+    exponents: tuple[float, float] = COSINE
+    """The cell in which the mapped sides are compared."""
+    maps: SideMaps | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("zca", "pca"):
+            raise unknown("kind of whitening", self.kind, ("zca", "pca"))
+        if not isinstance(self.shrinkage, str):
+            _check_share("shrinkage", self.shrinkage)
+        elif self.shrinkage != "ledoit_wolf":
+            raise unknown("shrinkage", self.shrinkage, ("ledoit_wolf",))
+        if self.components is not None:
+            _check_count("components", self.components)
+
+    def fit(
+        self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
+    ) -> Self:
+        sides = _references(reference, queries)
+        moments = _moments(sides)
+        shrinkage = self.shrinkage
+        if isinstance(shrinkage, str):
+            shrinkage = ledoit_wolf_shrinkage(moments)
+        variances, directions = _spectrum(moments, shrinkage)
+        if self.components is not None:
+            _check_available("components", self.components, len(variances))
+            variances = variances[: self.components]
+            directions = directions[:, : self.components]
+        matrix = directions / variances.sqrt()
+        if self.kind == "zca":
+            matrix = matrix @ directions.T
+        return replace(self, maps=SideMaps(moments.means[0], moments.means[-1], matrix))
+
+    def scores(
+        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "q n"]:
+        return _mapped_scores(_fitted("whitened", self.maps), queries, items, self.exponents)
+
+
+@dataclass(frozen=True)
+class TopRemoved:
+    """The score after centring and removal of the top principal components of the reference.
+
+    With two references the components are those of the pooled covariance, as in `Whitened`.
+    """
+
+    components: int = 1
+    """How many to remove; the default is ours."""
+    exponents: tuple[float, float] = COSINE
+    """The cell in which the mapped sides are compared."""
+    maps: SideMaps | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_count("components", self.components)
+
+    def fit(
+        self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
+    ) -> Self:
+        moments = _moments(_references(reference, queries))
+        variances, directions = _spectrum(moments, shrinkage=0.0)
+        _check_available("components to remove", self.components, len(variances) - 1)
+        top = directions[:, : self.components]
+        matrix = torch.eye(len(top), dtype=top.dtype, device=top.device) - top @ top.T
+        return replace(self, maps=SideMaps(moments.means[0], moments.means[-1], matrix))
+
+    def scores(
+        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "q n"]:
+        return _mapped_scores(_fitted("top_removed", self.maps), queries, items, self.exponents)
+
+
+@dataclass(frozen=True)
+class SoftCosine:
+    """q' S d / sqrt(q' S q  d' S d), where S says how similar two features are.
+
+    S must be symmetric and positive semidefinite. Without a given S it is |correlation|**power of
+    the features over the item reference (ours); a feature that is constant there is like itself
+    only. An absolute correlation need not be positive semidefinite, and is then refused; its square
+    always is (Schur).
+    """
+
+    features: Float[Tensor, "d d"] | None = field(default=None, repr=False, compare=False)
+    """A given S: no fit is needed then, but it saves decomposing S at every call."""
+    power: float = 2.0
+    maps: SideMaps | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_weight("power", self.power)
+
+    def fit(
+        self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
+    ) -> Self:
+        if self.features is not None:
+            return replace(self, maps=_soft_maps(self.features, "The given S"))
+        similar = _absolute_correlation(_references(reference, queries)[-1]) ** self.power
+        name = f"S = |correlation|**{self.power:g} of the reference's features"
+        return replace(self, maps=_soft_maps(similar, name))
+
+    def scores(
+        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "q n"]:
+        maps = self.maps
+        if maps is None and self.features is not None:
+            maps = _soft_maps(self.features, "The given S")
+        return _mapped_scores(_fitted("soft_cosine", maps), queries, items, COSINE)
+
+
+@dataclass(frozen=True)
+class Augmented:
+    """The score of [x / |x|, weight |x| / mean norm], the direction with the norm as a feature.
+
+    The source gives only the features. The norm in units of its side's mean over the reference and
+    the comparison by cosine are ours: a vector is nearest to those of its direction and norm.
+    """
+
+    weight: float = 1.0
+    """Weight of the norm, not negative; the default is ours."""
+    exponents: tuple[float, float] = COSINE
+    """The cell in which the augmented sides are compared."""
+    mean_norms: tuple[float, float] | None = field(default=None, repr=False, compare=False)
+    """Of the query side and of the item side."""
+
+    def __post_init__(self) -> None:
+        _check_weight("weight", self.weight)
+
+    def fit(
+        self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
+    ) -> Self:
+        means = [_norms(side).mean().item() for side in _references(reference, queries)]
+        if not min(means) > 0:
+            raise ValueError(
+                "The norm cannot be measured in units of its mean: every reference vector of a "
+                "side is zero. Fit on embeddings of an encoder that has not collapsed."
+            )
+        return replace(self, mean_norms=(means[0], means[-1]))
+
+    def scores(
+        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "q n"]:
+        query_norm, item_norm = _fitted("augmented", self.mean_norms)
+        queries, items = _sides(queries, items)
+        return _cell_scores(
+            self._augment(queries, query_norm), self._augment(items, item_norm), self.exponents
+        )
+
+    def _augment(self, x: Tensor, mean_norm: float) -> Tensor:
+        norm = x.norm(dim=1, keepdim=True) * (self.weight / mean_norm)
+        return torch.cat([shrink(x, 1.0), norm], dim=1)
+
+
+@dataclass(frozen=True)
+class Csls:
+    """Cross-domain similarity local scaling: 2 cos(q, d) - r(q) - r(d) (Conneau et al. 2018).
+
+    r(q) is the mean cosine of q to its k nearest items of the reference, r(d) that of d to its k
+    nearest queries of the query reference: items near to everything (hubs) lose. A vector that is
+    itself in the other side's reference counts as its own neighbour, so where the two sides differ
+    pass both. Each call compares its items with the whole query reference: prefer large chunks.
+    """
+
+    k: int = 10
+    references: tuple[Tensor, Tensor] | None = field(default=None, repr=False, compare=False)
+    """The unit vectors of the query side and of the item side."""
+
+    def __post_init__(self) -> None:
+        _check_count("k", self.k)
+
+    def fit(
+        self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
+    ) -> Self:
+        units = [shrink(side, 1.0) for side in _references(reference, queries)]
+        _check_available("neighbours", self.k, min(len(side) for side in units))
+        return replace(self, references=(units[0], units[-1]))
+
+    def scores(
+        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "q n"]:
+        query_reference, item_reference = _fitted("csls", self.references)
+        queries, items = _sides(queries, items)
+        around_queries = mean_nearest_cosine(queries, item_reference, self.k)
+        around_items = mean_nearest_cosine(items, query_reference, self.k)
+        return 2 * _cell_scores(queries, items, COSINE) - around_queries[:, None] - around_items
+
+
+SIMILARITIES: dict[str, Callable[[], Similarity]] = {
+    **{name: partial(CellSimilarity, exponents) for name, exponents in CORNERS.items()},
+    "scaled": Scaled,
+    "radial_angular": RadialAngular,
+    "soft_cosine": SoftCosine,
+    "query_zscore": QueryZScore,
+    "euclidean": Euclidean,
+    "centred": Centred,
+    "whitened": Whitened,
+    # Without shrinkage, as scikit-learn's PCA(whiten=True); with it, it would score as `whitened`.
+    "whitened_pca": partial(Whitened, kind="pca", shrinkage=0.0),
+    "top_removed": TopRemoved,
+    "augmented": Augmented,
+    "csls": Csls,
+}
+
+
+def similarity(name: str) -> Similarity:
+    """The similarity of this name with its default settings."""
+    if name not in SIMILARITIES:
+        raise unknown("similarity", name, SIMILARITIES)
+    return SIMILARITIES[name]()
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What one pass over the centred references leaves behind."""
+
+    rows: int
+    means: tuple[Float[Tensor, " d"], ...]
+    """One per side."""
+    covariance: Float[Tensor, "d d"]
+    """Population form, pooled over the sides, each about its own mean."""
+    fourth: Float[Tensor, ""]
+    """Mean of |x - mean|**4."""
+    rounding: float
+    """The variance that rounding of the input alone can put into a direction."""
+
+
+def ledoit_wolf_shrinkage(moments: Moments) -> float:
+    """The shrinkage of least expected squared error towards mean variance times identity (2004)."""
+    covariance = moments.covariance
+    mean_variance = covariance.diagonal().mean()
+    target = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+    distance = (covariance - mean_variance * target).square().sum()
+    error = ((moments.fourth - covariance.square().sum()) / moments.rows).clamp_min(0)
+    return (torch.minimum(error, distance) / distance).item() if distance > 0 else 0.0
+
+
+def mean_nearest_cosine(
+    x: Float[Tensor, "n d"], unit_reference: Float[Tensor, "m d"], k: int
+) -> Float[Tensor, " n"]:
+    """Mean cosine of each row to its k nearest rows of a reference of unit vectors."""
+    if x.shape[1] != unit_reference.shape[1]:
+        raise ValueError(
+            f"Expected embeddings of the {unit_reference.shape[1]} features that were fitted, got "
+            f"{x.shape[1]}: fit on a reference of the same encoder."
+        )
+    other = unit_reference.to(x)
+    means = [
+        (shrink(rows, 1.0) @ other.T).topk(k, dim=1).values.mean(1) for rows in x.split(SLAB // 4)
+    ]
+    return torch.cat(means)
+
+
+def _cell_scores(queries: Tensor, items: Tensor, exponents: tuple[float, float]) -> Tensor:
+    left, right = exponents
+    return shrink(queries, float(left)) @ shrink(items, float(right)).T
+
+
+def _mapped_scores(
+    maps: SideMaps, queries: Tensor, items: Tensor, exponents: tuple[float, float]
+) -> Tensor:
+    queries, items = _sides(queries, items)
+    return _cell_scores(maps.queries(queries), maps.items(items), exponents)
+
+
+def _mean(x: Tensor) -> Tensor:
+    return x.mean(0, dtype=torch.float64)
+
+
+def _norms(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
+
+
+def _moments(sides: list[Tensor]) -> Moments:
+    for side in sides:
+        if len(side) < 2:
+            raise ValueError(
+                f"A covariance needs at least two reference rows per side, got {len(side)}."
+            )
+    means = tuple(_mean(side) for side in sides)
+    rows, d = sum(len(side) for side in sides), sides[0].shape[1]
+    scatter = torch.zeros(d, d, dtype=torch.float64, device=sides[0].device)
+    fourth = scatter.new_zeros(())
+    for side, mean in zip(sides, means, strict=True):
+        for slab in side.split(SLAB):
+            centred = slab.double() - mean
+            scatter += centred.T @ centred
+            fourth += centred.square().sum(1).square().sum()
+    eps = max(torch.finfo(side.dtype).eps for side in sides)
+    largest = max(side.abs().max().item() for side in sides)
+    return Moments(rows, means, scatter / rows, fourth / rows, d * (eps * largest) ** 2)
+
+
+def _spectrum(moments: Moments, shrinkage: float) -> tuple[Tensor, Tensor]:
+    """Variances above rounding error and their directions, largest first, after shrinkage."""
+    variances, directions = torch.linalg.eigh(moments.covariance)
+    variances, directions = variances.flip(0), directions.flip(1)
+    largest = variances[0].item()
+    if not largest > moments.rounding:
+        raise ValueError(
+            f"The {moments.rows} reference rows do not vary: there is no covariance to work with. "
+            "Fit on embeddings of an encoder that has not collapsed."
+        )
+    shrunk = (1 - shrinkage) * variances.clamp_min(0) + shrinkage * variances.mean()
+    floor = len(shrunk) * torch.finfo(torch.float64).eps * largest
+    kept = shrunk > max(floor, moments.rounding)
+    return shrunk[kept], directions[:, kept]
+
+
+def _absolute_correlation(reference: Tensor) -> Tensor:
+    """|correlation| of the features; a constant feature has 1 with itself and 0 with others."""
+    moments = _moments([reference])
+    std = moments.covariance.diagonal().sqrt()
+    magnitude = reference.abs().amax(0).double()
+    varies = std > 16 * torch.finfo(reference.dtype).eps * magnitude
+    inverse = torch.where(varies, 1 / std, torch.zeros_like(std))
+    correlation = (inverse[:, None] * moments.covariance * inverse).abs().clamp_max(1)
+    return correlation.fill_diagonal_(1.0)
+
+
+def _soft_maps(similar: Tensor, name: str) -> SideMaps:
+    """The map by a square root of S, after which soft cosine is cosine."""
+    if similar.ndim != 2 or similar.shape[0] != similar.shape[1]:
+        raise ValueError(f"{name} must be a square matrix, got shape {tuple(similar.shape)}.")
+    similar = similar.detach().double()
+    if not bool(similar.isfinite().all()):
+        raise ValueError(f"{name} must be finite, got NaN or infinity.")
+    if not torch.allclose(similar, similar.T, rtol=1e-6, atol=1e-9):
+        raise ValueError(f"{name} must be symmetric: pass (S + S.T) / 2 if that is meant.")
+    weights, directions = torch.linalg.eigh((similar + similar.T) / 2)
+    floor = 1e-10 * weights.abs().max()
+    if not weights[-1] > 0 or weights[0] < -floor:
+        raise ValueError(
+            f"{name} must be positive semidefinite, not zero, but its eigenvalues go from "
+            f"{weights[0].item():.3g} to {weights[-1].item():.3g}. Pass another matrix "
+            "as features, or use power=2: a squared correlation is always positive semidefinite."
+        )
+    kept = weights > floor
+    zero = torch.zeros_like(weights)
+    return SideMaps(zero, zero, directions[:, kept] * weights[kept].sqrt())
+
+
+def _fitted(name: str, statistics: T | None) -> T:
+    if statistics is None:
+        raise ValueError(
+            f"The similarity {name} needs the statistics of a reference set: call "
+            "fit(reference) and score with what it returns."
+        )
+    return statistics
+
+
+def _sides(queries: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
+    """Both sides checked, detached, in one dtype of at least float32."""
+    queries, items = _checked("queries", queries), _checked("items", items)
+    _check_equal_width("items", items, "queries", queries)
+    dtype = torch.promote_types(queries.dtype, items.dtype)
+    return queries.to(dtype), items.to(dtype)
+
+
+def _references(reference: Tensor, queries: Tensor | None) -> list[Tensor]:
+    """The references of the query side and of the item side, or the one that stands for both."""
+    items = _checked("reference", reference)
+    if queries is None or queries is reference:
+        return [items]
+    queries = _checked("reference queries", queries)
+    _check_equal_width("reference queries", queries, "reference", items)
+    return [queries, items]
+
+
+def _checked(name: str, x: Tensor) -> Tensor:
+    if x.ndim != 2 or not x.is_floating_point() or x.shape[1] == 0:
+        raise ValueError(
+            f"Expected {name} as a floating-point matrix whose rows are embeddings, got {x.dtype} "
+            f"of shape {tuple(x.shape)}."
+        )
+    if len(x) == 0:
+        raise ValueError(f"Expected at least one row of {name}, got none.")
+    bad = (~x.isfinite().all(1)).nonzero().flatten()
+    if len(bad):
+        raise ValueError(
+            f"{len(bad)} of {len(x)} rows of {name} are not finite (first: row {int(bad[0])}): the "
+            "encoder diverged or its input was bad; fix that first."
+        )
+    x = x.detach()
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _check_equal_width(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
+    if x.shape[1] != other.shape[1]:
+        raise ValueError(
+            f"Expected {name} and {other_name} of one width, got {x.shape[1]} and "
+            f"{other.shape[1]} features."
+        )
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"Expected {name} from 0 to 1, got {value}.")
+
+
+def _check_weight(name: str, value: float) -> None:
+    if not 0 <= value < math.inf:
+        raise ValueError(f"Expected {name} to be finite and not negative, got {value}.")
+
+
+def _check_count(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"Expected {name} of at least 1, got {value}.")
+
+
+def _check_available(name: str, asked: int, available: int) -> None:
+    if asked > available:
+        raise ValueError(
+            f"{asked} {name} were asked for, but the reference allows {available}: ask for fewer "
+            "or fit on more varied data."
+        )
