@@ -1,0 +1,289 @@
+"""What a study's folder says, as plain values for the page, the figures and the tables. No torch.
+
+A study falls into panels, one per part and script: what is compared stands in one panel.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from offsphere.analysis.panels import (
+    Measure,
+    Panel,
+    corner_of,
+    measure,
+    numbers,
+    read_panel,
+    text_of,
+    varying_settings,
+)
+from offsphere.analysis.tables import (
+    EXAMPLES,
+    curves_table,
+    read_examples,
+    run_folders,
+    runs_table,
+)
+from offsphere.record import RunFolder
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy import ndarray as Array
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    run: str
+    status: str
+    seed: str
+    settings: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Study:
+    name: str
+    question: str
+    panels: list[Panel]
+    runs: int
+    finished: int
+    unfinished: list[Unfinished]
+    tuning: list[dict[str, Any]]
+    provenance: dict[str, list[str]]
+    """What the runs recorded about where they come from; several values where they differ."""
+    hours: float
+
+
+class Comparison(NamedTuple):
+    """A cell against cosine in one task, as the logarithm of a ratio."""
+
+    kind: str
+    task: str
+    where: str
+    source: str
+    """ours, or the paper."""
+    metric: str
+    cell: str
+    ratio: Measure
+
+
+def read_study(folder: str | Path, claimed: Sequence[str] = ()) -> Study:
+    """Everything the page shows about a study's folder; `claimed` metrics are always among it."""
+    folder = Path(folder)
+    runs = runs_table(folder)
+    if runs.empty:
+        raise ValueError(f"{folder} holds no runs: expected runs.csv or run folders there.")
+    for column in ("status", "script", "seed"):
+        if column not in runs.columns:
+            raise ValueError(
+                f"The runs of {folder} have no {column!r}: the table is not one of a study."
+            )
+    about = study_file(folder)
+    if "eval_split" in runs.columns:
+        runs = runs.loc[[text_of(x) != "validation" for x in runs["eval_split"]]]
+    curves, norms = curves_table(folder), norms_by_run(folder)
+    panels = [
+        read_panel(name, script, part, about.get("metric"), claimed, curves, norms)
+        for (name, script), part in _parts(runs)
+    ]
+    once = runs.drop_duplicates(subset="run")
+    timed = "run/seconds" in once.columns
+    seconds = numbers(once.loc[:, "run/seconds"]) if timed else np.zeros(0)
+    return Study(
+        name=folder.name,
+        question=str(about.get("describe") or ""),
+        panels=panels,
+        runs=len(once),
+        finished=sum(status == "finished" for status in once["status"]),
+        unfinished=_unfinished(once),
+        tuning=_json(folder / "tuning.json").get("choices", []),
+        provenance=provenance_of(folder, once),
+        hours=float(np.nansum(seconds)) / 3600,
+    )
+
+
+def study_file(folder: Path) -> dict[str, Any]:
+    """`describe` and `metric`, as recorded with the study or else from its file in configs."""
+    recorded = _json(folder / "plan.json")
+    if recorded:
+        return recorded
+    file = ROOT / "configs" / "studies" / f"{folder.name.removesuffix('_smoke')}.yaml"
+    found = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return found if isinstance(found, dict) else {}
+
+
+def norms_by_run(folder: Path) -> dict[str, dict[str, Array]]:
+    """Per run every per-example vector of norms."""
+    from safetensors import safe_open
+
+    found: dict[str, dict[str, Array]] = {}
+    if (folder / EXAMPLES).exists():
+        table = read_examples(folder / EXAMPLES)
+        table = table[[_is_norm(str(name)) for name in table["outcome"]]]
+        for key, values in table.groupby(["run", "outcome"], observed=True)["value"]:
+            run, outcome = (str(part) for part in key)  # pyright: ignore[reportGeneralTypeIssues]
+            found.setdefault(run, {})[outcome] = values.to_numpy(float)
+    for path in run_folders(folder):
+        if (path / "examples.safetensors").exists():
+            with safe_open(path / "examples.safetensors", framework="numpy") as file:
+                found[path.name] = {
+                    name: file.get_tensor(name).astype(float)
+                    for name in sorted(file.keys())
+                    if _is_norm(name)
+                }
+    return found
+
+
+def provenance_of(folder: Path, runs: pd.DataFrame) -> dict[str, list[str]]:
+    """Seeds, scripts, commits, data and versions; versions are known where run folders are."""
+    found: dict[str, list[str]] = {
+        "Seeds": [str(x) for x in sorted({int(x) for x in runs["seed"].dropna()})],
+        "Scripts": sorted({str(x) for x in runs["script"].dropna()}),
+    }
+    if "commit" in runs.columns:
+        dirty = runs["dirty"] if "dirty" in runs.columns else [False] * len(runs)
+        notes = [" with uncommitted changes" if text_of(x) == "true" else "" for x in dirty]
+        commits = zip(map(text_of, runs["commit"]), notes, strict=True)
+        found["Commit"] = sorted({f"{c[:12]}{note}" for c, note in commits if c != "none"})
+    if "data_hash" in runs.columns:
+        found["Data record"] = sorted({str(x) for x in runs["data_hash"].dropna()})
+    origins = [RunFolder(path).provenance() for path in run_folders(folder)]
+    data: dict[str, set[str]] = {}
+    machine: dict[str, set[str]] = {}
+    for origin in origins:
+        for split, about in (origin.get("data") or {}).items():
+            data.setdefault(f"Data, {split}", set()).add(_spell_data(about))
+        for name in ("offsphere", "python", "platform", "cpu"):
+            if origin.get(name):
+                machine.setdefault(name.capitalize(), set()).add(str(origin[name]))
+        for package, version in (origin.get("versions") or {}).items():
+            machine.setdefault(package, set()).add(str(version))
+    found |= {name: sorted(values) for name, values in {**data, **machine}.items()}
+    return {name: values for name, values in found.items() if values}
+
+
+def compare_with_cosine(studies: Sequence[Study]) -> list[Comparison]:
+    """Every cell's log ratio to cosine in every task: our runs, then the papers' tables."""
+    ours = []
+    for study in studies:
+        for panel in study.panels:
+            if panel.treatment != "cell" or panel.primary is None:
+                continue
+            values = np.array(panel.metrics[panel.primary].values)
+            for context, role in enumerate(panel.roles):
+                by_cell = {
+                    panel.corner(condition.level): values[place]
+                    for place, condition in enumerate(panel.conditions)
+                    if condition.context == context
+                }
+                place = " · ".join(filter(None, [study.name, panel.name, panel.contexts[context]]))
+                ours += [
+                    Comparison(role.kind, role.task, place, "ours", panel.primary, cell, ratio)
+                    for cell, ratio in _log_ratios(by_cell)
+                ]
+    return ours + published_comparisons()
+
+
+def published_comparisons() -> list[Comparison]:
+    """The papers' own log ratios, without intervals; none where the tables are not installed."""
+    from offsphere.analysis.published import published
+
+    try:
+        retrieval, scratch, sts, clip = (
+            published(f"unit_hypersphere_table{number}") for number in ("01", "02", "05", "06")
+        )
+    except FileNotFoundError:
+        return []
+    clip = clip.loc[clip["metric"] == "recall@1_image_to_text"]
+    clip = clip.loc[(clip["setting"] == "symmetric loss") & (clip["scored_with"] == clip["cell"])]
+    found = []
+    for table, dataset, number, kind, task in (
+        (retrieval, "BEIR(14)", 1, "asymmetric", "Query and document"),
+        (scratch, "BEIR(14)", 2, "asymmetric", "Query and document"),
+        (clip, "MS-COCO", 6, "symmetric", "Image and text, two-way loss"),
+        (sts, "STS-B test", 5, "symmetric", "Two sentences, graded similarity"),
+    ):
+        rows = table.loc[(table["dataset"] == dataset) & (table["cell"] != "")]
+        for key, part in rows.groupby(["encoder", "setting"], sort=False):
+            encoder, setting = (str(x) for x in key)  # pyright: ignore[reportGeneralTypeIssues]
+            by_cell = dict(zip(map(corner_of, part["cell"]), part["value"], strict=True))
+            place = f"{encoder}, {setting}, {dataset}"
+            source = f"2602.09229v1, table {number}"
+            metric = str(part["metric"].iloc[0])
+            for cell, value in by_cell.items():
+                if cell not in (None, "cosine"):
+                    ratio = math.log(value / by_cell["cosine"])
+                    exact = Measure(ratio, math.nan, math.nan, 0)
+                    found.append(Comparison(kind, task, place, source, metric, cell, exact))
+    return found
+
+
+def _parts(runs: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]:
+    """The rows by part and script, in the order of the table."""
+    parts = runs["part"] if "part" in runs.columns else [None] * len(runs)
+    names = ["" if text_of(part) == "none" else str(part) for part in parts]
+    keys = list(zip(names, map(text_of, runs["script"]), strict=True))
+    found = [(key, runs.loc[[other == key for other in keys]]) for key in dict.fromkeys(keys)]
+    scripts = [name for (name, _), _ in found]
+    if len(found) > 1 and not any(scripts):
+        found = [((script, script), part) for (_, script), part in found]
+    return found
+
+
+def _log_ratios(by_cell: Mapping[str | None, Array]) -> list[tuple[str, Measure]]:
+    cosine = by_cell.get("cosine")
+    if cosine is None:
+        return []
+    found = []
+    for cell, values in by_cell.items():
+        if cell in (None, "cosine"):
+            continue
+        both = (values > 0) & (cosine > 0)
+        if both.any():
+            found.append((cell, measure(np.log(values[both] / cosine[both]))))
+    return found
+
+
+def _unfinished(runs: pd.DataFrame) -> list[Unfinished]:
+    found = []
+    shown = [c for c in ("part", "arm", *varying_settings(runs)) if c in runs.columns]
+    for row in runs.loc[runs["status"] != "finished"].to_dict(orient="records"):
+        settings = [(c, text_of(row[c])) for c in dict.fromkeys(shown)]
+        found.append(
+            Unfinished(
+                run=str(row["run"]),
+                status=text_of(row["status"]),
+                seed=text_of(row["seed"]),
+                settings=", ".join(f"{c} {value}" for c, value in settings if value != "none"),
+                reason="" if text_of(row.get("reason")) == "none" else str(row["reason"]),
+            )
+        )
+    return found
+
+
+def _is_norm(name: str) -> bool:
+    return name.split("/")[-1].split("_")[0] == "norm"
+
+
+def _spell_data(about: Any) -> str:
+    if not isinstance(about, dict):
+        return text_of(about)
+    return ", ".join(f"{key} {text_of(value)}" for key, value in about.items() if value)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    return found if isinstance(found, dict) else {}

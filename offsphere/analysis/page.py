@@ -1,0 +1,713 @@
+"""The report as one self-contained web page: tables in HTML, charts drawn by its one script.
+
+Whatever text a run brings along passes through `element`, which escapes it, or through JSON that
+the script puts in place as text; a content policy lets no other script run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+from offsphere.analysis.chart_data import comparison_data, embedded, panel_data, short
+from offsphere.analysis.claims import Verdict
+from offsphere.analysis.digest import Comparison, Study
+from offsphere.analysis.markup import (
+    Html,
+    element,
+    interval,
+    number,
+    scrolled,
+    seed_count,
+    table,
+)
+from offsphere.analysis.panels import HeatMap, Measure, Metric, Panel, decimals_for
+
+SIGNS = {
+    "supported": "✓",
+    "proved": "✓",
+    "contradicted": "✕",
+    "failed": "✕",
+    "equivalent": "≈",
+    "inconclusive": "?",
+    "measured": "•",
+}
+KIND_TITLES = {
+    "primary": "Primary claims",
+    "exact": "Theorems and identities",
+    "descriptive": "Descriptive figures",
+}
+KIND_NOTES = {
+    "primary": "Fixed in advance: one metric, one expectation and one margin each; verdicts hold "
+    "for all of them together (Holm, 5 %). Shaded: the margin.",
+    "exact": "Proved by tests of this repository.",
+    "descriptive": "Figures with 95 % intervals; no verdict.",
+}
+ROLE_TITLES = {
+    "asymmetric": "Asymmetric: the sides have different roles",
+    "symmetric": "Symmetric: the sides are interchangeable",
+    "control": "Control: the candidates' norms are not learned",
+}
+
+
+def render(
+    studies: Sequence[Study],
+    comparisons: Sequence[Comparison],
+    lines: Sequence[Verdict],
+    *,
+    date: str,
+) -> str:
+    """The whole page."""
+    panels = {
+        panel_id(study, place): panel_data(panel)
+        for study in studies
+        for place, panel in enumerate(study.panels)
+    }
+    data = {"panels": panels, "comparisons": comparison_data(comparisons)}
+    script, style = asset("report.js"), asset("report.css")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", "offsphere: when does embedding magnitude matter?"),
+        element("style", Html(style)),
+    )
+    body = element(
+        "body",
+        element("a", "Skip to the claims", href="#board", class_="skip"),
+        _header(studies, date),
+        element(
+            "div",
+            _contents(studies),
+            element(
+                "main",
+                _board(lines),
+                _symmetry(comparisons),
+                *(_study(study) for study in studies),
+                id="main",
+            ),
+            class_="layout",
+        ),
+        element("div", id="tip", role="status", aria_live="polite", hidden=True),
+        element("script", embedded(data), type="application/json", id="data"),
+        element("script", Html(script)),
+    )
+    return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
+
+
+def asset(name: str) -> str:
+    """A file that the page carries inside."""
+    return (resources.files("offsphere.analysis") / "assets" / name).read_text(encoding="utf-8")
+
+
+def panel_id(study: Study, place: int) -> str:
+    """The name by which the page's script finds a panel."""
+    return f"{study.name}.{place}"
+
+
+def _header(studies: Sequence[Study], date: str) -> Html:
+    runs, finished = (sum(getattr(s, key) for s in studies) for key in ("runs", "finished"))
+    hours = sum(study.hours for study in studies)
+    facts = [
+        ("Studies", f"{len(studies)}"),
+        ("Runs finished", f"{finished} of {runs}"),
+        ("Training time", f"{hours:.1f} h"),
+        ("Written", date),
+    ]
+    return element(
+        "header",
+        element(
+            "div",
+            element("p", "offsphere report", class_="kicker"),
+            element("button", "Theme", id="theme", type="button", aria_pressed="false"),
+            class_="bar",
+        ),
+        element("h1", "When does embedding magnitude matter?"),
+        element(
+            "p",
+            "Cosine similarity discards the length of an embedding. Each study below trains the "
+            "same model with and without it, seed by seed, and says what follows.",
+            class_="lead",
+        ),
+        element(
+            "dl",
+            *(element("div", element("dt", name), element("dd", value)) for name, value in facts),
+            class_="facts",
+        ),
+    )
+
+
+def _contents(studies: Sequence[Study]) -> Html:
+    links = [("#board", "Claims"), ("#symmetry", "Symmetric and asymmetric tasks")]
+    links += [(f"#study-{study.name}", study.name) for study in studies]
+    items = (element("li", element("a", name, href=target)) for target, name in links)
+    return element(
+        "nav",
+        element("details", element("summary", "Contents"), element("ol", *items), open=True),
+        aria_label="Contents",
+    )
+
+
+def _board(lines: Sequence[Verdict]) -> Html:
+    words = list(dict.fromkeys(line.verdict for line in lines))
+    counts = [(word, sum(line.verdict == word for line in lines)) for word in words]
+    choices = [element("option", f"all ({len(lines)})", value="")]
+    choices += [element("option", f"{word} ({count})", value=word) for word, count in counts]
+    by_kind = {kind: [line for line in lines if line.claim.kind == kind] for kind in KIND_TITLES}
+    intro = "What the papers say, what we measured, and whether the one supports the other."
+    if not lines:
+        intro = "No file of claims was found; --claims names one."
+    return element(
+        "section",
+        element("h2", "Claims", id="board"),
+        element("p", intro),
+        element(
+            "p",
+            element("label", "Show verdict ", for_="verdicts"),
+            element("select", *choices, id="verdicts"),
+            class_="controls",
+        )
+        if lines
+        else None,
+        *(_claims(kind, found) for kind, found in by_kind.items() if found),
+        aria_labelledby="board",
+    )
+
+
+def _claims(kind: str, lines: Sequence[Verdict]) -> Html:
+    names = ("Verdict", "Claim", "Measured, with 95 % interval", "Published")
+    head = (element("th", name, scope="col") for name in names)
+    rows = element(
+        "table",
+        element("caption", KIND_NOTES[kind]),
+        element("thead", element("tr", *head)),
+        element("tbody", *map(_claim, lines)),
+        class_="claims",
+    )
+    title = element("summary", f"{KIND_TITLES[kind]} ({len(lines)})")
+    return element("details", title, rows, open=kind == "primary")
+
+
+def _claim(line: Verdict) -> Html:
+    claim, measured = line.claim, line.measured
+    style = line.verdict.replace(" ", "-")
+    sign = SIGNS.get(line.verdict, "○")
+    badge = element(
+        "span",
+        element("span", sign, aria_hidden="true"),
+        f" {line.verdict}",
+        class_=f"badge {style}",
+    )
+    about = [claim.source, claim.protocol, claim.study and f"study {claim.study}", claim.metric]
+    if measured is None:
+        shown = element("span", line.sentence, class_="muted")
+        chart = None
+    else:
+        found = Measure(measured.mean, measured.low, measured.high, measured.n)
+        decimals = max(decimals_for((found.mean, found.low, found.high)) - 1, 0)
+        unit = "log ratio " if claim.transform == "log" else ""
+        seeds = seed_count(measured.n) + (
+            f", {measured.dropped} dropped" if measured.dropped else ""
+        )
+        if line.seeds_needed is not None:
+            seeds += f"; about {line.seeds_needed} needed"
+        if line.p_adjusted is not None:
+            seeds += f"; p {line.p_adjusted:.2g} (Holm)"
+        shown = element(
+            "span",
+            f"{unit}{number(found.mean, decimals, signed=True)} ",
+            element("span", interval(found, decimals, signed=True), class_="muted"),
+            element("br"),
+            element("small", seeds, class_="muted"),
+        )
+        chart = element(
+            "span",
+            class_="spark",
+            data_mean=short(found.mean),
+            data_low=short(found.low),
+            data_high=short(found.high),
+            data_margin=short(claim.margin),
+        )
+    return element(
+        "tr",
+        element("td", badge),
+        element(
+            "td",
+            claim.text,
+            element(
+                "small",
+                element("code", claim.id),
+                " · ",
+                " · ".join(str(part) for part in about if part),
+                class_="muted block",
+            ),
+        ),
+        element("td", shown, chart, class_="num wide"),
+        element("td", claim.published or "no figure", class_="published"),
+        data_verdict=line.verdict,
+    )
+
+
+def _symmetry(comparisons: Sequence[Comparison]) -> Html:
+    head = ("Task", "Where", "Source", "Metric", "Cell", "ln(cell / cosine)", "95 % interval", "n")
+    rows = [
+        element(
+            "tr",
+            element("th", found.task, scope="row"),
+            element("td", found.where),
+            element("td", found.source),
+            element("td", found.metric),
+            element("td", found.cell),
+            element("td", number(found.ratio.mean, 3, signed=True), class_="num"),
+            element("td", interval(found.ratio, 3, signed=True), class_="num"),
+            element("td", str(found.ratio.n or "–"), class_="num"),
+        )
+        for found in comparisons
+    ]
+    figures = [
+        element(
+            "figure",
+            element("figcaption", title),
+            element("div", class_="chart", data_chart="comparisons", data_kind=kind),
+        )
+        for kind, title in ROLE_TITLES.items()
+        if any(found.kind == kind for found in comparisons)
+    ]
+    return element(
+        "section",
+        element("h2", "Symmetric tasks beside text retrieval", id="symmetry"),
+        element(
+            "p",
+            "Each cell against cosine, as the natural logarithm of the ratio of their metrics, so "
+            "that tasks of different difficulty share an axis. Filled marks with 95 % intervals "
+            "are ours, hollow ones are published figures, which come without intervals. Data, "
+            "models and metrics differ between rows: symmetry is not the only thing that changes.",
+        ),
+        element("div", class_="legend", data_legend="cells"),
+        *figures,
+        element(
+            "details",
+            element("summary", "The same as a table"),
+            scrolled("Every cell against cosine", table(head, rows)),
+        ),
+        aria_labelledby="symmetry",
+    )
+
+
+def _study(study: Study) -> Html:
+    seeds = sorted({seed for panel in study.panels for seed in panel.seeds})
+    failed = study.runs - study.finished
+    facts = f"{study.finished} of {study.runs} runs finished · {seed_count(len(seeds))}"
+    if failed:
+        facts += f" · {failed} without a result"
+    return element(
+        "section",
+        element("h2", study.name, id=f"study-{study.name}"),
+        element("p", study.question, class_="question") if study.question else None,
+        element("p", facts, class_="muted"),
+        *(_panel(study, place, panel) for place, panel in enumerate(study.panels)),
+        _failed(study),
+        _tuning(study),
+        _provenance(study),
+        class_="study",
+        aria_labelledby=f"study-{study.name}",
+    )
+
+
+def _panel(study: Study, place: int, panel: Panel) -> Html:
+    name = panel_id(study, place)
+    title = panel.name or panel.script
+    body = _comparison(study, panel) if panel.treatment else [_metrics_table(panel)]
+    return element(
+        "article",
+        element("h3", title) if len(study.panels) > 1 else None,
+        _roles(panel),
+        *body,
+        class_="panel",
+        data_panel=name,
+    )
+
+
+def _roles(panel: Panel) -> Html:
+    roles = list(dict.fromkeys(panel.roles))
+    title = element("b", "Which side is the query. ")
+    if len(roles) == 1:
+        return element("p", title, roles[0].sides, class_="roles")
+    items = (element("li", f"{role.task}: {role.sides}") for role in roles)
+    return element("div", title, element("ul", *items), class_="roles")
+
+
+def _comparison(study: Study, panel: Panel) -> list[Html | None]:
+    if panel.primary is None:
+        return [element("p", "No run of this part has a result yet.", class_="muted")]
+    base = panel.levels[panel.baseline or 0]
+    treatment = panel.treatment
+    square = bool(panel.metrics[panel.primary].squares)
+    figures = [
+        _figure("values", "Each seed (ticks), mean and 95 % interval"),
+        _figure("differences", f"Paired difference to {_level(treatment, base)}, 95 % interval"),
+        _square_figure(panel) if square else None,
+        _figure("effects", "What discarding a norm changes", of_setting=True) if square else None,
+        *_along_figures(panel),
+        _curves_figure(panel),
+        _norms_figure(panel),
+    ]
+    return [
+        _controls(panel),
+        element("div", *figures, class_="figures"),
+        scrolled(f"{study.name}, results by condition", _results_table(panel)),
+        _heat_maps(panel),
+    ]
+
+
+def _level(treatment: str | None, level: str) -> str:
+    return level if treatment in ("cell", "arm") else f"{treatment} {level}"
+
+
+def _controls(panel: Panel) -> Html:
+    metrics = (element("option", each, value=each) for each in panel.metrics)
+    contexts = (element("option", each, value=i) for i, each in enumerate(panel.contexts))
+    buttons = (
+        element(
+            "button",
+            element("span", class_="key", data_level=level),
+            text,
+            type="button",
+            aria_pressed="true",
+            data_level=level,
+        )
+        for level, text in enumerate(panel.levels)
+    )
+    return element(
+        "div",
+        element(
+            "label", "Metric ", element("select", *metrics, data_control="metric"), class_="field"
+        ),
+        element(
+            "label",
+            "Setting ",
+            element("select", *contexts, data_control="context"),
+            class_="field",
+        )
+        if len(panel.contexts) > 1 and _by_setting(panel)
+        else None,
+        element(
+            "div",
+            element("span", panel.treatment, class_="muted"),
+            *buttons,
+            class_="levels",
+            role="group",
+            aria_label=f"Show or hide {panel.treatment}",
+        ),
+        class_="controls",
+    )
+
+
+def _by_setting(panel: Panel) -> bool:
+    """Whether a chart of the panel shows one setting at a time."""
+    square = panel.primary is not None and panel.metrics[panel.primary].squares
+    return bool(square or panel.curves or panel.histograms or panel.heat_maps)
+
+
+def _figure(
+    kind: str,
+    caption: str,
+    *,
+    select: Html | None = None,
+    group: int | None = None,
+    of_setting: bool = False,
+) -> Html:
+    """A chart's place; `of_setting` names the chosen setting in the caption."""
+    setting = element("span", class_="where") if of_setting else None
+    return element(
+        "figure",
+        element("figcaption", element("span", caption, setting), select),
+        element("div", class_="chart", data_chart=kind, data_group=group),
+    )
+
+
+def _square_figure(panel: Panel) -> Html:
+    """The square of the four corner cells; the numbers are filled in for the chosen metric."""
+    places = {panel.corner(level): level for level in range(len(panel.levels))}
+
+    def cell(name: str) -> Html:
+        return element(
+            "td",
+            element("b", panel.levels[places[name]]),
+            element("span", class_="value"),
+            element("span", class_="range muted"),
+            data_square=places[name],
+        )
+
+    head = element(
+        "tr",
+        element("td"),
+        element("th", "right norm discarded", scope="col"),
+        element("th", "right norm kept", scope="col"),
+    )
+    rows = (
+        element("tr", element("th", title, scope="row"), cell(discarded), cell(kept))
+        for title, discarded, kept in (
+            ("left norm discarded", "cosine", "qnorm"),
+            ("left norm kept", "dnorm", "dot"),
+        )
+    )
+    return element(
+        "figure",
+        element(
+            "figcaption",
+            element("span", "The square: which norm is kept", element("span", class_="where")),
+        ),
+        element("table", element("thead", head), element("tbody", *rows), class_="square"),
+        class_="square-figure",
+    )
+
+
+def _along_figures(panel: Panel) -> list[Html]:
+    """The metric, its gain and the negatives' variance against a number, per group of contexts."""
+    if panel.along is None:
+        return []
+    factor = panel.along.factor
+    kinds = {"along-value": f"Against {factor}, 95 % interval"}
+    if not panel.along.of_levels:
+        kinds["along-gain"] = f"Gain against {factor}, paired, 95 % interval"
+    if "train/negative_variance" in panel.metrics:
+        kinds["along-variance"] = f"Variance of negative similarities against {factor}"
+    return [
+        _figure(kind, f"{title}, {name}" if name else title, group=group)
+        for group, (name, _) in enumerate(panel.along.groups)
+        for kind, title in kinds.items()
+    ]
+
+
+def _curves_figure(panel: Panel) -> Html | None:
+    if not panel.curves:
+        return None
+    options = (element("option", each, value=each) for each in panel.curves)
+    select = element("select", *options, data_control="curve", aria_label="Curve to draw")
+    caption = "Over training, mean and 95 % band"
+    return _figure("curves", caption, select=select, of_setting=True)
+
+
+def _norms_figure(panel: Panel) -> Html | None:
+    if not panel.histograms:
+        return None
+    outcomes = list(dict.fromkeys(found.outcome for found in panel.histograms))
+    options = (element("option", each, value=each) for each in outcomes)
+    select = element("select", *options, data_control="outcome", aria_label="Norms to draw")
+    return _figure("norms", "Norms of the test examples", select=select, of_setting=True)
+
+
+def _results_table(panel: Panel) -> Html:
+    """Every condition's numbers for the study's metric; another metric is put in their place."""
+    metric = panel.metrics[str(panel.primary)]
+    base = _level(panel.treatment, panel.levels[panel.baseline or 0])
+    columns = ("Mean", "95 % interval", "Seeds", f"Minus {base}", "95 % interval")
+    names = (panel.treatment or "", *columns, "Effect size", "Seen from")
+    bodies = []
+    for context, title in enumerate(panel.contexts):
+        rows = [
+            _result_row(panel, metric, place)
+            for place, condition in enumerate(panel.conditions)
+            if condition.context == context
+        ]
+        header = element("th", title, colspan=len(names), scope="rowgroup")
+        bodies.append(element("tbody", element("tr", header) if title else None, *rows))
+    return element(
+        "table",
+        element(
+            "caption",
+            element("b", metric.name, class_="metric-name"),
+            ". Means over seeds with t-intervals; differences are paired by seed. Effect size: "
+            "mean difference over its standard deviation (Hedges' correction). Seen from: the "
+            "smallest true difference that these seeds show with 80 % power. All columns are in "
+            "runs.csv.",
+        ),
+        element(
+            "thead",
+            element(
+                "tr",
+                *(
+                    element("th", title, scope="col", class_="num" if place else None)
+                    for place, title in enumerate(names)
+                ),
+            ),
+        ),
+        *bodies,
+        class_="results",
+    )
+
+
+def _result_row(panel: Panel, metric: Metric, place: int) -> Html:
+    level = panel.conditions[place].level
+    found, difference = metric.summary[place], metric.difference[place]
+    decimals = metric.decimals
+    seeds = f"{found.n}" + (f" ({metric.missing[place]} missing)" if metric.missing[place] else "")
+    cells = (
+        ("mean", number(found.mean, decimals)),
+        ("interval", interval(found, decimals)),
+        ("seeds", seeds),
+        ("difference", number(difference and difference.mean, decimals, signed=True)),
+        ("difference-interval", interval(difference, decimals, signed=True)),
+        ("effect", number(metric.effect_size[place], 2, signed=True)),
+        ("smallest", number(metric.smallest[place], decimals)),
+    )
+    key = element("span", class_="key", data_level=level)
+    return element(
+        "tr",
+        element("th", key, panel.levels[level], scope="row"),
+        *(element("td", text, class_=f"num {style}") for style, text in cells),
+        data_condition=place,
+    )
+
+
+def _metrics_table(panel: Panel) -> Html:
+    """All metrics of a part in which nothing is compared."""
+    rows = [
+        element(
+            "tr",
+            element("th", name, scope="row"),
+            element("td", number(metric.summary[0].mean, metric.decimals), class_="num"),
+            element("td", interval(metric.summary[0], metric.decimals), class_="num"),
+            element("td", str(metric.summary[0].n), class_="num"),
+        )
+        for name, metric in panel.metrics.items()
+    ]
+    if not rows:
+        return element("p", "No run of this part has a result yet.", class_="muted")
+    head = ("Metric", "Mean", "95 % interval", "Seeds")
+    return scrolled("All metrics", table(head, rows, numbers_from=1))
+
+
+def _heat_maps(panel: Panel) -> Html | None:
+    if not panel.heat_maps:
+        return None
+    return element(
+        "div",
+        element("h4", "Trained with one cell, scored with another"),
+        element("div", *(_heat_map(panel, found) for found in panel.heat_maps), class_="maps"),
+    )
+
+
+def _heat_map(panel: Panel, found: HeatMap) -> Html:
+    values = [x.mean for row in found.rows.values() for x in row if math.isfinite(x.mean)]
+    low, high = min(values), max(values)
+    decimals = 3 if max(abs(low), abs(high)) < 10 else 1
+    head = element(
+        "tr",
+        element("th", "trained with", scope="col"),
+        *(element("th", " = ".join(group), scope="col", class_="num") for group in found.columns),
+    )
+
+    def cell(x: Measure) -> Html:
+        share = (x.mean - low) / (high - low) if high > low and math.isfinite(x.mean) else 0.0
+        title = f"95 % interval {interval(x, decimals)}, {seed_count(x.n)}"
+        return element(
+            "td",
+            number(x.mean, decimals),
+            class_="num heat",
+            style=f"--share: {share:.3f}",
+            title=title,
+        )
+
+    rows = (
+        element("tr", element("th", panel.levels[level], scope="row"), *map(cell, row))
+        for level, row in sorted(found.rows.items())
+    )
+    note = (
+        f"Columns joined by = tie by construction: here {found.query} is the query, and a query's "
+        "own norm cannot change its ranking."
+        if found.query
+        else "No column ties by construction."
+    )
+    context = panel.contexts[found.context]
+    title = f"{found.metric}, {context}" if context else found.metric
+    cells = element(
+        "table",
+        element("caption", element("b", title), f", by the cell in scoring. {note}"),
+        element("thead", head),
+        element("tbody", *rows),
+        class_="heat-map",
+    )
+    return element("div", scrolled(title, cells), data_context=found.context, class_="map")
+
+
+def _failed(study: Study) -> Html | None:
+    if not study.unfinished:
+        return element("p", "No run failed.", class_="muted")
+    head = ("Run", "Status", "Seed", "Settings", "Reason")
+    rows = [
+        element(
+            "tr",
+            element("th", element("code", each.run), scope="row"),
+            *(element("td", x) for x in (each.status, each.seed, each.settings, each.reason)),
+        )
+        for each in study.unfinished
+    ]
+    return element(
+        "details",
+        element("summary", f"Runs without a result ({len(rows)})"),
+        scrolled("Runs without a result", table(head, rows)),
+        open=True,
+        class_="failed",
+    )
+
+
+def _tuning(study: Study) -> Html | None:
+    if not study.tuning:
+        return None
+    rows = []
+    for choice in study.tuning:
+        targets = "; ".join(_settings(one) for one in choice.get("for", []))
+        for candidate in choice.get("candidates", []):
+            chosen = candidate.get("settings") == choice.get("chosen")
+            mean = candidate.get("mean")
+            rows.append(
+                element(
+                    "tr",
+                    element("td", targets),
+                    element("td", _settings(candidate.get("settings", {}))),
+                    element(
+                        "td", number(mean, 4) if isinstance(mean, float) else "–", class_="num"
+                    ),
+                    element("td", "chosen" if chosen else ""),
+                )
+            )
+    head = ("For", "Candidate", "Mean on validation data", "")
+    return element(
+        "details",
+        element("summary", "Settings tuned on validation data"),
+        scrolled("Tuning", table(head, rows)),
+    )
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
+
+
+def _provenance(study: Study) -> Html:
+    rows = [
+        element("div", element("dt", name), element("dd", "; ".join(values)))
+        for name, values in study.provenance.items()
+    ]
+    note = None
+    if "Python" not in study.provenance:
+        note = element(
+            "p",
+            "Versions and data fingerprints are in the run folders, which are not here.",
+            class_="muted",
+        )
+    return element(
+        "details",
+        element("summary", "Provenance"),
+        element("dl", *rows, class_="provenance"),
+        note,
+    )

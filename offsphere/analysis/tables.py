@@ -1,0 +1,402 @@
+"""The tidy tables of a study folder: runs, curves, per-example outcomes; and tables for papers.
+
+A study folder holds run folders, or the committed files that stand for them (runs.csv,
+curves.csv.gz, examples.parquet), or both: then a run's folder is newer than its row, while
+columns that only the file has (such as `arm`) are kept. No torch.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import yaml
+
+from offsphere.analysis.stats import estimate
+from offsphere.names import unknown
+from offsphere.record import RunFolder, atomic_write
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from jaxtyping import Float
+    from numpy import ndarray as Array
+
+RUNS, CURVES, EXAMPLES = "runs.csv", "curves.csv.gz", "examples.parquet"
+CURVE_COLUMNS = ("run", "step", "name", "value")
+# What stands in other columns, or says nothing about the run.
+LEFT_OUT = ("run/status", "run/reason")
+LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "\n": " "}
+LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
+
+
+def run_folders(folder: str | Path) -> list[Path]:
+    """The run folders of a study, by name; runs that were moved aside are left out."""
+    found = (file.parent for file in Path(folder).glob("*/config.yaml"))
+    return sorted(path for path in found if not re.search(r"\.before-\d+$", path.name))
+
+
+def runs_table(folder: str | Path) -> pd.DataFrame:
+    """One row per run: its name, status, reason, origin, settings and metrics.
+
+    A stored table may give a run several rows, one per arm it belongs to; they are kept, in order.
+    """
+    fresh = {path.name: run_row(path) for path in run_folders(folder)}
+    rows = []
+    for row in _stored_rows(Path(folder) / RUNS):
+        if row["run"] in fresh:
+            labels = {name: value for name, value in row.items() if "/" not in name}
+            row = labels | fresh[row["run"]]
+        rows.append(row)
+    stored = {row["run"] for row in rows}
+    return _frame(rows + [row for name, row in fresh.items() if name not in stored])
+
+
+def run_row(path: str | Path) -> dict[str, Any]:
+    """One run's row, from the files in its folder."""
+    run = RunFolder(path)
+    try:
+        settings = yaml.safe_load((run.path / "config.yaml").read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{run.path / 'config.yaml'} is damaged: {error}") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f"{run.path / 'config.yaml'} holds no settings.")
+    metrics, origin = run.metrics(), run.provenance()
+    facts = {
+        "run": run.path.name,
+        "status": run.state,
+        "reason": metrics.get("run/reason"),
+        "script": origin.get("script"),
+        "commit": origin.get("commit"),
+        "dirty": origin.get("dirty"),
+        "data_hash": _data_hash(origin.get("data")),
+    }
+    measured = {name: value for name, value in metrics.items() if name not in LEFT_OUT}
+    return facts | settings | measured
+
+
+def write_runs(table: pd.DataFrame, path: str | Path) -> None:
+    """Write a runs table so that `read_runs` gives back the very same one."""
+    _write_rows(path, table.columns, _plain_rows(table))
+
+
+def read_runs(path: str | Path) -> pd.DataFrame:
+    """A runs table as `write_runs` wrote it."""
+    rows = _stored_rows(Path(path))
+    if not rows:
+        raise ValueError(f"{path} does not exist or has no rows.")
+    return _frame(rows)
+
+
+def curves_table(folder: str | Path) -> pd.DataFrame:
+    """Every number of every run's steps.jsonl: one row per run, step and name."""
+    import pandas as pd
+
+    folders = run_folders(folder)
+    fresh = {path.name for path in folders}
+    rows = [tuple(row.values()) for row in _stored_rows(Path(folder) / CURVES)]
+    rows = [row for row in rows if row[0] not in fresh]
+    for path in folders:
+        for step in RunFolder(path).steps():
+            rows += [
+                (path.name, step["step"], name, float(value))
+                for name, value in step.items()
+                if name != "step" and isinstance(value, int | float)
+            ]
+    columns = zip(*rows, strict=True) if rows else ([], [], [], [])
+    types = (object, "int64", object, "float64")
+    return pd.DataFrame(
+        {
+            name: pd.Series(list(values), dtype=kind)
+            for name, values, kind in zip(CURVE_COLUMNS, columns, types, strict=True)
+        }
+    ).sort_values(["run", "step"], kind="stable", ignore_index=True)
+
+
+def write_curves(table: pd.DataFrame, path: str | Path) -> None:
+    """Write a curves table, compressed; the same table gives the same bytes."""
+    _write_rows(path, table.columns, _plain_rows(table))
+
+
+def examples_table(folder: str | Path) -> pd.DataFrame:
+    """Every vector of every run's examples.safetensors: run, outcome, example, value."""
+    import pandas as pd
+    from safetensors.numpy import load_file
+
+    folders = [p for p in run_folders(folder) if (p / "examples.safetensors").exists()]
+    fresh = [path.name for path in folders]
+    parts = []
+    if (Path(folder) / EXAMPLES).exists():
+        stored = read_examples(Path(folder) / EXAMPLES)
+        parts.append(stored[~stored["run"].isin(fresh)])
+    for path in folders:
+        for name, vector in sorted(load_file(path / "examples.safetensors").items()):
+            if vector.ndim == 1:
+                parts.append(_examples_part(path.name, name, vector))
+    table = pd.concat(parts or [_examples_part("", "", np.zeros(0))], ignore_index=True)
+    return table.astype({"run": "category", "outcome": "category"})
+
+
+def write_examples(table: pd.DataFrame, path: str | Path) -> None:
+    """Write per-example outcomes as parquet (needs pyarrow)."""
+    _need_pyarrow()
+    buffer = io.BytesIO()
+    table.to_parquet(buffer, engine="pyarrow", index=False)
+    atomic_write(path, lambda file: file.write(buffer.getvalue()))
+
+
+def read_examples(path: str | Path) -> pd.DataFrame:
+    """Per-example outcomes as `write_examples` wrote them (needs pyarrow)."""
+    import pandas as pd
+
+    _need_pyarrow()
+    return pd.read_parquet(path, engine="pyarrow")
+
+
+def outcome_matrix(
+    examples: pd.DataFrame, runs: Sequence[str | None], outcome: str
+) -> Float[Array, "runs examples"]:
+    """One outcome of several runs as rows, for the crossed bootstrap; a missing run is NaN."""
+    chosen = examples[(examples["outcome"] == outcome) & examples["run"].isin(list(runs))]
+    if chosen.empty:
+        known = sorted(map(str, examples["outcome"].unique()))
+        raise unknown("outcome of these runs", outcome, known)
+    rows = {
+        str(run): part.to_numpy(float)
+        for run, part in chosen.groupby("run", observed=True)["value"]
+    }
+    lengths = sorted({len(row) for row in rows.values()})
+    if len(lengths) > 1:
+        raise ValueError(
+            f"{outcome} has {lengths[0]} to {lengths[-1]} examples in these runs: they were "
+            "measured on different data."
+        )
+    missing = np.full(lengths[0], np.nan)
+    return np.stack([rows.get(str(run), missing) for run in runs])
+
+
+def summary_table(
+    runs: pd.DataFrame, by: Sequence[str], metrics: Sequence[str], *, level: float = 0.95
+) -> pd.DataFrame:
+    """Mean, t-interval, number of seeds and of missing values per group and metric.
+
+    Failed runs and NaN count as missing; a single seed has a mean and no interval.
+    """
+    import pandas as pd
+
+    for column in (*by, *metrics):
+        if column not in runs.columns:
+            raise unknown("column", column, map(str, runs.columns))
+    rows = []
+    groups = runs.groupby(list(by), dropna=False, sort=True).groups
+    for group, index in groups.items():
+        members = runs.loc[index]
+        if "run" in members.columns:
+            members = members.drop_duplicates("run")
+        for metric in metrics:
+            values = members[metric].to_numpy(dtype=float, na_value=np.nan)
+            seen = values[~np.isnan(values)]
+            bounds = estimate(seen, level=level) if len(seen) > 1 else None
+            rows.append(
+                dict(zip(by, _as_tuple(group), strict=True))
+                | {
+                    "metric": metric,
+                    "mean": float(seen.mean()) if len(seen) else np.nan,
+                    "low": bounds.low if bounds else np.nan,
+                    "high": bounds.high if bounds else np.nan,
+                    "seeds": len(seen),
+                    "missing": len(values) - len(seen),
+                }
+            )
+    return pd.DataFrame(rows, columns=[*by, "metric", "mean", "low", "high", "seeds", "missing"])
+
+
+def export(
+    table: pd.DataFrame, form: Literal["markdown", "latex", "csv"], *, digits: int = 4
+) -> str:
+    """A table as text for a paper or a page; whatever the cells hold, the table stays a table."""
+    forms: dict[str, Callable[[list[list[str]]], str]] = {
+        "markdown": _markdown,
+        "latex": _latex,
+        "csv": _csv,
+    }
+    if form not in forms:
+        raise unknown("form", form, forms)
+    exact = form == "csv"
+    head = [str(column) for column in table.columns]
+    body = [[_cell_text(value, None if exact else digits) for value in row] for row in _rows(table)]
+    return forms[form]([head, *body])
+
+
+def _markdown(lines: list[list[str]]) -> str:
+    cells = [[_escape_markdown(cell) for cell in line] for line in lines]
+    rule = ["---"] * len(cells[0])
+    return "".join(f"| {' | '.join(line)} |\n" for line in (cells[0], rule, *cells[1:]))
+
+
+def _escape_markdown(cell: str) -> str:
+    cell = re.sub(r"([\\`*_\[\]|~$])", r"\\\1", cell)
+    cell = cell.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"\s*[\r\n]+\s*", " ", cell)
+
+
+def _latex(lines: list[list[str]]) -> str:
+    cells = [[re.sub(r"[\\~^<>|\n&%$#_{}]", _latex_sign, cell) for cell in row] for row in lines]
+    head, *body = (" & ".join(line) + r" \\" for line in cells)
+    rules = [f"\\begin{{tabular}}{{{'l' * len(cells[0])}}}", r"\toprule", head, r"\midrule"]
+    return "\n".join([*rules, *body, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _latex_sign(match: re.Match[str]) -> str:
+    return LATEX[match[0]]
+
+
+def _csv(lines: Iterable[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()
+
+
+def _cell_text(value: Any, digits: int | None) -> str:
+    if _is_missing(value):
+        return ""
+    if isinstance(value, float | np.floating):
+        return repr(float(value)) if digits is None else f"{value:.{digits}g}"
+    return str(value)
+
+
+def _rows(table: pd.DataFrame) -> Iterable[tuple[Any, ...]]:
+    return table.itertuples(index=False, name=None)
+
+
+def _is_missing(value: Any) -> bool:
+    import pandas as pd
+
+    return value is None or value is pd.NA or (isinstance(value, float) and value != value)
+
+
+def _as_tuple(group: Any) -> tuple[Any, ...]:
+    return group if isinstance(group, tuple) else (group,)
+
+
+def _plain_rows(table: pd.DataFrame) -> Iterable[list[Any]]:
+    """The cells as Python values, so that their spelling does not depend on the column's type."""
+    for row in _rows(table):
+        yield [value.item() if isinstance(value, np.generic) else value for value in row]
+
+
+def _write_rows(path: str | Path, columns: Iterable[Any], rows: Iterable[list[Any]]) -> None:
+    spelt = ([_spell(value) for value in row] for row in rows)
+    content = _csv([[str(column) for column in columns], *spelt]).encode()
+    if str(path).endswith(".gz"):
+        content = gzip.compress(content, mtime=0)
+    atomic_write(path, lambda file: file.write(content))
+
+
+def _stored_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a CSV file that `_write_rows` wrote; none if there is no file."""
+    if not path.exists():
+        return []
+    try:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+        lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    head, *body = lines or [[]]
+    if "run" not in head:
+        raise ValueError(f"{path} has no column 'run': it is not a table of runs.")
+    for number, line in enumerate(body, 2):
+        if len(line) != len(head):
+            raise ValueError(
+                f"{path}, row {number} has {len(line)} cells, the head {len(head)}: it was cut or "
+                "edited."
+            )
+    return [dict(zip(head, map(_read_cell, line), strict=True)) for line in body]
+
+
+def _spell(value: Any) -> str:
+    """A cell's text: numbers, true, false and lists as JSON, missing as nothing, text as it is.
+
+    A text that would be read as something else is put in JSON's quotes.
+    """
+    if _is_missing(value):
+        return ""
+    if not isinstance(value, str):
+        return json.dumps(value)
+    return (
+        json.dumps(value) if value == "" or "\r" in value or _read_cell(value) != value else value
+    )
+
+
+def _read_cell(text: str) -> Any:
+    if text == "":
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Rows as a table with one type per column: int, float, bool, or else Python objects."""
+    import pandas as pd
+
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = {name: _column([row.get(name) for row in rows]) for name in names}
+    return pd.DataFrame(columns, columns=names or ["run"])
+
+
+def _column(values: list[Any]) -> pd.Series:
+    import pandas as pd
+
+    present = [value for value in values if not _is_missing(value)]
+    gaps = len(present) < len(values)
+    kinds = {type(value) for value in present}
+    if kinds == {bool}:
+        return pd.Series(values, dtype="boolean" if gaps else "bool")
+    if kinds == {int} and all(-(2**63) <= value < 2**63 for value in present):
+        return pd.Series(values, dtype="Int64" if gaps else "int64")
+    if kinds and kinds <= {int, float}:
+        floats = [np.nan if _is_missing(value) else float(value) for value in values]
+        return pd.Series(floats, dtype="float64")
+    return pd.Series([None if _is_missing(value) else value for value in values], dtype=object)
+
+
+def _examples_part(run: str, outcome: str, vector: Array) -> pd.DataFrame:
+    import pandas as pd
+
+    size = len(vector)
+    return pd.DataFrame(
+        {
+            "run": pd.Series([run] * size, dtype=object),
+            "outcome": pd.Series([outcome] * size, dtype=object),
+            "example": np.arange(size, dtype=np.int32),
+            "value": vector.astype(float),
+        }
+    )
+
+
+def _data_hash(data: Any) -> str | None:
+    """Twelve hexadecimal digits of what a run recorded about its data."""
+    if data is None:
+        return None
+    text = json.dumps(data, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _need_pyarrow() -> None:
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise ValueError(
+            "Per-example outcomes are kept as parquet: install pyarrow (pip install pyarrow)."
+        ) from None

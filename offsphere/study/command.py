@@ -1,0 +1,283 @@
+"""`offsphere study FILE.yaml`: a grid of runs, in parallel, resumable at any time."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from offsphere.config import command
+from offsphere.record import RunFolder, write_json
+from offsphere.study.display import Display, duration
+from offsphere.study.estimate import estimate
+from offsphere.study.execution import Engine, execute
+from offsphere.study.plan import Run, Scripts, Settings, Study, load_study, main_runs, pilot_runs
+from offsphere.study.tables import write_all, write_runs_of
+from offsphere.study.tuning import Choice, choice_for, choices_of, tuning_record
+
+EPILOG = """
+A study that was stopped or killed goes on with the same command: finished runs are skipped, cut
+ones resume from their checkpoints. A run that fails is tried once more, then it is a failed row of
+runs.csv. The exit code is 0 if every run finished, 1 if one failed, 2 for a faulty file or flag,
+130 after Ctrl-C. A cluster for --engine=ray is named by RAY_ADDRESS.
+"""
+
+
+def main(argv: Sequence[str], scripts: Scripts) -> None:
+    """Run the study that the command line names; an exit code other than 0 is raised."""
+    if code := study_command(argv, scripts):
+        raise SystemExit(code)
+
+
+def study_command(argv: Sequence[str], scripts: Scripts) -> int:
+    """Run the study that the command line names; the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        study = load_study(args.file, scripts, smoke=args.smoke)
+    except (ValueError, OSError) as error:
+        return _error(error, 2)
+    try:
+        if args.dry_run:
+            return _dry_run(study, scripts, args)
+        with _locked(Path(args.out) / study.name), _stop_signals() as stops_asked:
+            code = _run_study(study, scripts, args, stops_asked)
+    except (ValueError, OSError) as error:
+        return _error(error, 1)
+    if stops_asked():
+        same = shlex.join(["offsphere", "study", *argv])
+        print(f"Stopped; runs that were at work are cut. To go on: {same}", file=sys.stderr)
+        return 130
+    return code
+
+
+def _error(error: Exception, code: int) -> int:
+    print(f"offsphere study: error: {error}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="offsphere study", description=__doc__, epilog=EPILOG, allow_abbrev=False
+    )
+    parser.add_argument("file", metavar="FILE.yaml")
+    parser.add_argument("--smoke", action="store_true", help="the small edition, in <study>_smoke")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and its cost")
+    parser.add_argument("--workers", type=_positive, help="runs at a time; default: one per core")
+    parser.add_argument("--engine", choices=("local", "ray"), default="local")
+    parser.add_argument("--gpus-per-run", type=float, default=0.0, help="what a run asks Ray for")
+    parser.add_argument("--out", default="results", help="where the study's folder goes")
+    parser.add_argument("--retry-failed", action="store_true", help="try failed runs once more")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, got {text}")
+    return int(text)
+
+
+class Tally(NamedTuple):
+    """The runs of a stage by what is to be done with them."""
+
+    finished: list[Run]
+    failed: list[Run]
+    to_do: list[Run]
+
+
+def _tally(runs: Iterable[Run], *, retry_failed: bool) -> Tally:
+    found = Tally([], [], [])
+    for run in runs:
+        state = RunFolder(run.path).state
+        if state == "failed" and not retry_failed:
+            found.failed.append(run)
+        else:
+            (found.finished if state == "finished" else found.to_do).append(run)
+    return found
+
+
+def _run_study(
+    study: Study, scripts: Scripts, args: argparse.Namespace, stops_asked: Callable[[], int]
+) -> int:
+    """Pilots, choices, runs; stopped, it returns early."""
+    folder = Path(args.out) / study.name
+    with contextlib.ExitStack() as stack:
+
+        @cache
+        def engine() -> Engine:
+            started = _engine(study, scripts, args)
+            stack.callback(started.close)
+            return started
+
+        def stage(title: str, runs: list[Run]) -> list[Run]:
+            tally = _tally(runs, retry_failed=args.retry_failed)
+            return _stage(title, tally, engine, stops_asked, study.metric)
+
+        choices: list[Choice] = []
+        if pilots := pilot_runs(study, scripts, args.out):
+            stage(f"{study.name}, pilots", pilots)
+            if stops_asked():
+                return 1
+            choices = choices_of(study, scripts, args.out)
+            write_json(folder / "tuning.json", tuning_record(choices))
+        runs = main_runs(study, scripts, args.out, lambda _, point: choice_for(choices, point))
+        write_json(folder / "plan.json", _plan_record(study, runs))
+        failed = stage(study.name, runs)
+    write_all(folder, runs)
+    return 1 if stops_asked() else _closing(folder, runs, failed, choices)
+
+
+def _engine(study: Study, scripts: Scripts, args: argparse.Namespace) -> Engine:
+    if args.engine == "ray":
+        from offsphere.study.cluster import RayEngine
+
+        return RayEngine(args.workers, args.gpus_per_run)
+    from offsphere.study.local import LocalEngine
+
+    names = {point.script for part in study.parts for point in part.points}
+    return LocalEngine(args.workers or _cores(), [scripts[name]() for name in names])
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _stage(
+    title: str,
+    tally: Tally,
+    engine: Callable[[], Engine],
+    stops_asked: Callable[[], int],
+    metric: str | None,
+) -> list[Run]:
+    """Do what is still to be done; the runs that have failed, now or before."""
+    failed, runs = list(tally.failed), [run for runs in tally for run in runs]
+    for folder in {run.path.parent for run in runs}:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_runs_of(folder, runs)
+    if not tally.to_do:
+        return failed
+    with Display(title, len(runs), len(tally.finished), len(failed), metric) as display:
+        for event in execute(tally.to_do, engine(), stops_asked):
+            display.show(event)
+            if event.what == "failed":
+                failed.append(event.run)
+            if event.what not in ("started", "retried"):
+                write_runs_of(event.run.path.parent, runs)
+    return failed
+
+
+def _plan_record(study: Study, runs: list[Run]) -> dict[str, Any]:
+    """What a reader of the study's folder needs to know about its file."""
+    return {
+        "study": study.name,
+        "file": study.file.name,
+        "describe": study.describe,
+        "metric": study.metric,
+        "runs": {run.path.name: {"script": run.name, "labels": list(run.labels)} for run in runs},
+    }
+
+
+def _closing(folder: Path, runs: list[Run], failed: list[Run], choices: list[Choice]) -> int:
+    print(
+        f"{folder.name}: {len(runs)} runs, {len(runs) - len(failed)} finished, "
+        f"{len(failed)} failed. Table: {folder / 'runs.csv'}"
+    )
+    for run in failed:
+        print(f"failed: {run.path}: {RunFolder(run.path).metrics().get('run/reason')}")
+    untuned = [choice for choice in choices if choice.chosen is None]
+    for choice in untuned:
+        where = [point.labels | point.varying for point in choice.points]
+        print(f"not run: every candidate failed in the pilot runs of {where}")
+    if failed:
+        print("--retry-failed tries the failed runs again.")
+    planned = {run.path.name for run in runs}
+    others = [file.parent for file in folder.glob("*/config.yaml")]
+    if others := [path for path in others if path.name not in planned]:
+        print(f"{len(others)} other runs in {folder} are in the table, but not in the plan.")
+    return 1 if failed or untuned else 0
+
+
+def _dry_run(study: Study, scripts: Scripts, args: argparse.Namespace) -> int:
+    """Print every run's command, how many there are, and how long they may take."""
+    choices = choices_of(study, scripts, args.out)
+    undecided = 0
+
+    def choose(tune: Any, point: Any) -> Settings:
+        nonlocal undecided
+        chosen = choice_for(choices, point)
+        undecided += chosen is None
+        return tune.candidates[0] if chosen is None else chosen
+
+    pilots = pilot_runs(study, scripts, args.out)
+    runs = main_runs(study, scripts, args.out, choose)
+    if study.describe:
+        print(study.describe)
+    for run in (*pilots, *runs):
+        labels = "; ".join(", ".join(f"{k} {v}" for k, v in one.items()) for one in run.labels)
+        state = RunFolder(run.path).state
+        print(f"{state}: {labels + ': ' if labels else ''}{command(run.script.path, run.config)}")
+    if undecided:
+        print(f"{undecided} of the settings above stand for what the pilot runs will choose.")
+    tally = _tally([*pilots, *runs], retry_failed=args.retry_failed)
+    first = f"{len(pilots)} pilot runs and " if pilots else ""
+    print(
+        f"{study.name}: {first}{len(runs)} runs; {len(tally.finished)} finished, "
+        f"{len(tally.failed)} failed, {len(tally.to_do)} to do."
+    )
+    workers = args.workers or _cores()
+    for name in dict.fromkeys(run.name for run in tally.to_do):
+        of_script = [run for run in tally.to_do if run.name == name]
+        seconds, basis = estimate(of_script, Path(args.out))
+        if seconds is None:
+            print(f"{name}: {len(of_script)} to do; no finished run to estimate the time from.")
+        else:
+            print(
+                f"{name}: {len(of_script)} to do, about {duration(seconds / workers)} with "
+                f"{workers} at a time (from {basis} finished runs)."
+            )
+    return 0
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The study's folder is this process's alone; the kernel lets it go if the process dies."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / ".study.lock"
+    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{folder} is in use by the study of process {file.read_text()}: wait for its "
+                "end, end it, or choose another --out."
+            ) from None
+        os.truncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[Callable[[], int]]:
+    """How often SIGINT or SIGTERM has come; they no longer end the process by themselves."""
+    count = 0
+
+    def remember(_number: int, _frame: object) -> None:
+        nonlocal count
+        count += 1
+
+    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: count
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

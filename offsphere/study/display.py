@@ -1,0 +1,82 @@
+"""What a study shows while it runs: a bar on a terminal, else one line per run."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import AbstractContextManager
+from typing import Any
+
+from offsphere.record import RunFolder
+from offsphere.study.execution import Event
+
+
+class Display(AbstractContextManager):
+    """The progress of one stage of a study."""
+
+    def __init__(
+        self, title: str, total: int, finished: int, failed: int, metric: str | None
+    ) -> None:
+        self.title, self.total, self.metric = title, total, metric
+        self.finished, self.failed, self.begin = finished, failed, time.monotonic()
+        self.done_before, self.at_work = finished + failed, 0
+        self.bar: Any = None
+
+    def __enter__(self) -> Display:
+        print(f"{self.title}: {self.total} runs, {self.finished} finished, {self.failed} failed.")
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+            self.bar = Progress(*columns, console=Console(stderr=True))
+            self.bar.start()
+            self.task = self.bar.add_task(self.title, total=self.total, completed=self.done_before)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def show(self, event: Event) -> None:
+        """Tell what happened to a run."""
+        self.at_work += 1 if event.what == "started" else -1
+        self.finished += event.what == "finished"
+        self.failed += event.what == "failed"
+        done = self.finished + self.failed
+        if event.what != "started":
+            self._say(f"[{done}/{self.total}] {self._line(event)}")
+        if self.bar is not None:
+            left = self._seconds_left(done)
+            rest = "" if left is None else f", about {duration(left)} left"
+            state = f"{self.title}: {self.at_work} at work, {self.failed} failed{rest}"
+            self.bar.update(self.task, completed=done, description=state)
+
+    def _line(self, event: Event) -> str:
+        name = event.run.path.name
+        if event.what != "finished":
+            what = "tried again" if event.what == "retried" else event.what
+            return f"{name} {what}: {event.reason}"
+        metrics = RunFolder(event.run.path).metrics()
+        value = metrics.get(self.metric or "")
+        number = "" if value is None else f", {self.metric} {value:.4g}"
+        return f"{name} finished in {duration(metrics['run/seconds'])}{number}"
+
+    def _say(self, line: str) -> None:
+        if self.bar is None:
+            print(line, flush=True)
+        else:
+            self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _seconds_left(self, done: int) -> float | None:
+        now = done - self.done_before
+        elapsed = time.monotonic() - self.begin
+        return elapsed / now * (self.total - done) if now else None
+
+
+def duration(seconds: float) -> str:
+    """A time for people: 45 s, 12 min, 3 h 5 min."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,459 @@
+"""A study file becomes a list of runs, every one of them checked before the first starts.
+
+    describe: What the variance term does at small batch.
+    metric: test/probe                 # the primary one
+    script: train_simclr
+    seeds: [0, 42, 1337]
+    fixed: {data: cifar10, samples: 80000}
+    grid: {cell: [cosine, dot], batch_size: [32, 256]}
+    arms:                              # named settings, which win over fixed and grid
+      calibrated: {}
+      fixed: {scale: fixed}
+    tune:                              # per arm and place in the grid, on validation data
+      {metric: test/probe, best: max, seeds: [100, 101], grid: {lr: [0.001, 0.003]}}
+    smoke: {seeds: [0], fixed: {samples: 512}, grid: {cell: [dot]}, tune: null}
+
+A value in a grid may be a mapping, which sets several settings together. `tune: fixed:` holds
+settings of the pilot runs alone: places in the grid that differ only there share one choice.
+`parts:` is a list of such mappings, each with a `name`; keys beside it are shared by all parts.
+`smoke` is a small edition: `fixed` wins over everything, `grid` replaces axes (null drops one),
+`arms` lists those to keep, `seeds` and `tune` replace. An arm may name a `script` of its own.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from offsphere.config import from_dict, run_name
+from offsphere.names import unknown
+
+PART_KEYS = ("script", "fixed", "grid", "seeds", "arms", "tune", "smoke")
+STUDY_KEYS = ("describe", "metric", *PART_KEYS, "parts")
+TUNE_KEYS = ("metric", "best", "seeds", "grid", "fixed")
+SMOKE_KEYS = ("fixed", "grid", "seeds", "arms", "tune")
+# What a study decides itself, and what is therefore not for its file.
+RESERVED = {
+    "seed": "list them under `seeds`",
+    "study": "it is the file's name",
+    "out": "use the flag --out",
+    "resume": "a study always goes on",
+    "progress": "a study shows its own",
+}
+Settings = dict[str, Any]
+
+
+class Script(NamedTuple):
+    """A script that a study can run."""
+
+    path: str
+    """As in `python PATH`, for the commands that a plan prints."""
+    config_class: type
+    run: Callable[[Any], dict]
+
+
+Scripts = Mapping[str, Callable[[], Script]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a study; its settings decide its folder."""
+
+    name: str
+    """The script's name."""
+    script: Script
+    config: Any
+    labels: tuple[dict[str, str], ...]
+    """The part and arm it belongs to; several if the same settings occur more than once."""
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return Path(self.config.out) / self.config.study / run_name(self.config)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One arm at one place in the grid: everything but the seed and what is tuned."""
+
+    script: str
+    settings: Settings
+    varying: Settings
+    """The settings that come from the grid and the arm."""
+    labels: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Tune:
+    """A small grid that is searched for each point with pilot seeds on validation data."""
+
+    metric: str
+    best: str
+    seeds: tuple[int, ...]
+    candidates: tuple[Settings, ...]
+    fixed: Settings
+
+    def pilot(self, point: Point) -> Settings:
+        """The settings of a point's pilot runs, before a candidate's."""
+        return {**point.settings, **self.fixed, "eval_split": "validation"}
+
+
+@dataclass(frozen=True)
+class Part:
+    points: tuple[Point, ...]
+    seeds: tuple[int, ...]
+    tune: Tune | None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study file as it is understood: points, seeds and what is tuned."""
+
+    name: str
+    file: Path
+    describe: str
+    metric: str | None
+    parts: tuple[Part, ...]
+
+
+def load_study(file: str | Path, scripts: Scripts, *, smoke: bool = False) -> Study:
+    """The study of a file; a faulty one is refused with the key and value at fault."""
+    file = Path(file)
+    try:
+        study = _study(file, _read(file), smoke)
+        for part in study.parts:
+            _check_part(part, scripts)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+    return study
+
+
+def main_runs(
+    study: Study,
+    scripts: Scripts,
+    out: str,
+    choose: Callable[[Tune, Point], Settings | None],
+) -> list[Run]:
+    """The runs of a study, one per settings, seed after seed.
+
+    `choose` gives a tuned point its settings; a point without a choice has no runs.
+    """
+    found = []
+    for part in study.parts:
+        for point in part.points:
+            chosen = choose(part.tune, point) if part.tune else {}
+            if chosen is not None:
+                settings = point.settings | chosen
+                found += [(seed, point.script, settings, point.labels) for seed in part.seeds]
+    # By seed: a study that is cut has all its cells for the first seeds.
+    found.sort(key=lambda run: _seed_rank(study, run[0]))
+    return _merge(found, scripts, out, study.name)
+
+
+def pilot_runs(study: Study, scripts: Scripts, out: str) -> list[Run]:
+    """The runs that tuning needs, in a folder of their own below the study's."""
+    found = [
+        (seed, point.script, settings, point.labels)
+        for part in study.parts
+        if part.tune
+        for seed in part.tune.seeds
+        for point in part.points
+        for settings in pilot_settings(part.tune, point)
+    ]
+    return _merge(found, scripts, out, f"{study.name}/tuning")
+
+
+def pilot_settings(tune: Tune, point: Point) -> Iterator[Settings]:
+    """The settings of a point's pilot runs, one per candidate."""
+    return (tune.pilot(point) | candidate for candidate in tune.candidates)
+
+
+def pilot_run(
+    study: Study, scripts: Scripts, out: str, point: Point, settings: Settings, seed: int
+) -> Run:
+    """One pilot run of a point."""
+    return _run(seed, point.script, settings, point.labels, scripts, out, f"{study.name}/tuning")
+
+
+def _run(
+    seed: int,
+    name: str,
+    settings: Settings,
+    labels: dict[str, str],
+    scripts: Scripts,
+    out: str,
+    study: str,
+) -> Run:
+    script = scripts[name]()
+    config = _config(script.config_class, json.dumps(settings, default=str))
+    return Run(name, script, replace(config, seed=seed, study=study, out=out), (labels,))
+
+
+@cache
+def _config(config_class: type, settings: str) -> Any:
+    """The settings as the script reads them, with one thread and no progress bar.
+
+    Kept, because flags are slow to read and only seeds differ between most runs.
+    """
+    known = {field.name for field in fields(config_class)}
+    own = {"threads": 1, "progress": False}
+    ours = {name: value for name, value in own.items() if name in known}
+    return from_dict(config_class, ours | json.loads(settings))
+
+
+def _seed_rank(study: Study, seed: int) -> int:
+    return next(part.seeds.index(seed) for part in study.parts if seed in part.seeds)
+
+
+def _merge(
+    found: Sequence[tuple[int, str, Settings, dict[str, str]]],
+    scripts: Scripts,
+    out: str,
+    study: str,
+) -> list[Run]:
+    """One run per settings, with the labels of all that asked for it."""
+    runs: dict[Path, Run] = {}
+    for seed, name, settings, labels in found:
+        run = _run(seed, name, settings, labels, scripts, out, study)
+        same = runs.get(run.path, run)
+        if same.name != run.name:
+            raise ValueError(f"{name} and {same.name} give the same run folder {run.path}.")
+        known = same.labels if labels in same.labels else (*same.labels, labels)
+        runs[run.path] = replace(same, labels=known)
+    return list(runs.values())
+
+
+class _Strict(yaml.SafeLoader):
+    """YAML in which a key that is set twice is an error."""
+
+
+def _mapping(loader: _Strict, node: yaml.MappingNode) -> dict[Any, Any]:
+    keys = [loader.construct_object(key) for key, _ in node.value]
+    for key in keys:
+        if keys.count(key) > 1:
+            line = node.start_mark.line + 1
+            raise ValueError(f"{key!r} is set twice in the mapping at line {line}: remove one.")
+    return loader.construct_mapping(node, deep=True)
+
+
+_Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Strict)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"is not valid YAML: {error}") from None
+    return _is_mapping("a study", content, STUDY_KEYS)
+
+
+def _study(file: Path, content: dict[str, Any], smoke: bool) -> Study:
+    describe, metric = content.get("describe"), content.get("metric")
+    for name, value in (("describe", describe), ("metric", metric)):
+        if value is not None and not isinstance(value, str):
+            raise ValueError(f"{name} must be a text, got {value!r}.")
+    shared = {key: value for key, value in content.items() if key in PART_KEYS}
+    if "parts" not in content:
+        parts = [_part(shared, {}, smoke)]
+    else:
+        parts = _named_parts(content["parts"], shared, smoke)
+    name = f"{file.stem}_smoke" if smoke else file.stem
+    return Study(name, file, describe or "", metric, tuple(parts))
+
+
+def _named_parts(listed: Any, shared: dict[str, Any], smoke: bool) -> list[Part]:
+    if not isinstance(listed, list) or not listed:
+        raise ValueError(f"parts must be a list of mappings, each with a name, got {listed!r}.")
+    parts: dict[str, Part] = {}
+    for number, content in enumerate(listed, 1):
+        part = dict(_is_mapping(f"part {number}", content, ("name", *PART_KEYS)))
+        name = part.pop("name", None)
+        if not isinstance(name, str) or name in parts:
+            raise ValueError(f"part {number} needs a name of its own, got {name!r}.")
+        with_shared = {key: _joined(shared.get(key), part.get(key)) for key in {**shared, **part}}
+        try:
+            parts[name] = _part(with_shared, {"part": name}, smoke)
+        except ValueError as error:
+            raise ValueError(f"part {name!r}: {error}") from None
+    return list(parts.values())
+
+
+def _joined(shared: Any, own: Any) -> Any:
+    """A part's own value; where both are mappings, entry by entry."""
+    if isinstance(shared, dict) and isinstance(own, dict):
+        return {key: _joined(shared.get(key), own.get(key)) for key in {**shared, **own}}
+    return shared if own is None else own
+
+
+def _part(content: dict[str, Any], labels: dict[str, str], smoke: bool) -> Part:
+    small = _is_mapping("smoke", content.get("smoke") or {}, SMOKE_KEYS)
+    wins: Settings = {}
+    if smoke:
+        wins = _settings("smoke: fixed", small.get("fixed") or {})
+        content = _smaller(content, small)
+    fixed = _settings("fixed", content.get("fixed") or {})
+    seeds = _seeds("seeds", content.get("seeds"))
+    tune = _tune(content["tune"], seeds) if content.get("tune") else None
+    if tune is not None:
+        tune = replace(tune, fixed=tune.fixed | wins)
+    places = list(_places("grid", content["grid"])) if "grid" in content else [{}]
+    points = []
+    for arm, own in _arms(content.get("arms")).items():
+        own = dict(own)
+        script = own.pop("script", content.get("script"))
+        for place in places:
+            varying = {**place, **own}
+            _no_clash(fixed, place, tune, {**varying, **wins})
+            named = {**labels, "arm": arm} if arm else labels
+            settings = {**fixed, **varying, **wins}
+            varying = {name: settings[name] for name in varying}
+            points.append(Point(script, settings, varying, named))
+    return Part(tuple(points), seeds, tune)
+
+
+def _smaller(content: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
+    """A part as its smoke edition has it, but for `smoke: fixed`."""
+    content = content | {key: small[key] for key in ("seeds",) if key in small}
+    if "tune" in small:
+        content["tune"] = _joined(content.get("tune"), small["tune"]) if small["tune"] else None
+    if "grid" in small:
+        grid = content.pop("grid", None) or {}
+        _all_known("axis in smoke: grid", _is_mapping("smoke: grid", small["grid"]), grid)
+        kept = {k: v for k, v in {**grid, **small["grid"]}.items() if v is not None}
+        content |= {"grid": kept} if kept else {}
+    if "arms" in small:
+        arms = content.get("arms") or {}
+        if not isinstance(small["arms"], list):
+            raise ValueError(f"smoke: arms lists the names to keep, got {small['arms']!r}.")
+        _all_known("arm in smoke: arms", small["arms"], arms)
+        content["arms"] = {arm: arms[arm] for arm in small["arms"]}
+    return content
+
+
+def _arms(content: Any) -> dict[str, Settings]:
+    if content is None:
+        return {"": {}}
+    arms = _is_mapping("arms", content)
+    if not arms:
+        raise ValueError("arms is empty: name at least one, or leave the key out.")
+    return {str(name): _settings(f"arm {name!r}", own or {}) for name, own in arms.items()}
+
+
+def _tune(content: Any, seeds: Sequence[int]) -> Tune:
+    tune = _is_mapping("tune", content, TUNE_KEYS)
+    for key in ("metric", "best", "seeds", "grid"):
+        if key not in tune:
+            raise ValueError(f"tune needs {key!r}.")
+    if tune["best"] not in ("max", "min"):
+        raise unknown("value of tune: best", tune["best"], ("max", "min"))
+    pilots = _seeds("tune: seeds", tune["seeds"])
+    if both := set(pilots) & set(seeds):
+        raise ValueError(f"tune: seeds {sorted(both)} are also under seeds: pilots need others.")
+    candidates = tuple(_places("tune: grid", tune["grid"]))
+    fixed = _settings("tune: fixed", tune.get("fixed") or {})
+    return Tune(tune["metric"], tune["best"], pilots, candidates, fixed)
+
+
+def _places(where: str, content: Any) -> Iterator[Settings]:
+    """Every combination of a grid's values, in the file's order."""
+    grid = _is_mapping(where, content)
+    if not grid:
+        raise ValueError(f"{where} is empty: list values under it, or leave the key out.")
+    axes = [_axis(f"{where}: {name}", name, values) for name, values in grid.items()]
+    set_by = [key for axis in axes for key in {key for place in axis for key in place}]
+    if twice := {key for key in set_by if set_by.count(key) > 1}:
+        raise ValueError(f"{where}: {min(twice)!r} is set by two axes: keep one.")
+    for places in itertools.product(*axes):
+        yield {key: value for place in places for key, value in place.items()}
+
+
+def _axis(where: str, name: str, values: Any) -> list[Settings]:
+    if not isinstance(values, list) or not values:
+        raise ValueError(f"{where} needs a list of values, got {values!r}.")
+    places = [value if isinstance(value, dict) else {name: value} for value in values]
+    return [_settings(where, place) for place in places]
+
+
+def _seeds(where: str, values: Any) -> tuple[int, ...]:
+    good = isinstance(values, list) and all(type(seed) is int and seed >= 0 for seed in values)
+    if not good or not values or len(set(values)) < len(values):
+        raise ValueError(f"{where} must be a list of different whole numbers, got {values!r}.")
+    return tuple(values)
+
+
+def _settings(where: str, content: Any) -> Settings:
+    """A mapping of settings, without those that a study decides itself."""
+    for name in _is_mapping(where, content):
+        if name in RESERVED:
+            raise ValueError(f"{where}: {name!r} is not for a study file: {RESERVED[name]}.")
+    return content
+
+
+def _no_clash(fixed: Settings, place: Settings, tune: Tune | None, given: Settings) -> None:
+    if both := set(fixed) & set(place):
+        raise ValueError(f"{min(both)!r} is under fixed and under grid: keep one.")
+    tuned = {key for candidate in tune.candidates for key in candidate} if tune else set()
+    if tune and (both := tuned & {*fixed, *given, *tune.fixed}):
+        raise ValueError(f"{min(both)!r} is tuned, but it is also set elsewhere: keep one.")
+
+
+def _is_mapping(where: str, content: Any, keys: Sequence[str] | None = None) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise ValueError(f"{where} must be a mapping of names and values, got {content!r}.")
+    if keys is not None:
+        _all_known(f"key in {where}", content, keys)
+    return content
+
+
+def _all_known(what: str, names: Iterable[Any], expected: Iterable[str]) -> None:
+    expected = tuple(expected)
+    for name in names:
+        if name not in expected:
+            raise unknown(what, name, expected)
+
+
+def _check_part(part: Part, scripts: Scripts) -> None:
+    """Build every configuration once, so that no run is refused later."""
+    for point in part.points:
+        _all_known("script", [point.script], scripts)
+        script = scripts[point.script]()
+        if part.tune is None:
+            _check_settings(script, point.settings)
+            continue
+        if "eval_split" not in {field.name for field in fields(script.config_class)}:
+            raise ValueError(f"tune: {point.script} has no eval_split: it cannot be tuned.")
+        for candidate, pilot in zip(
+            part.tune.candidates, pilot_settings(part.tune, point), strict=True
+        ):
+            _check_settings(script, point.settings | candidate)
+            _check_settings(script, pilot)
+
+
+def _check_settings(script: Script, settings: Settings) -> None:
+    try:
+        _config(script.config_class, json.dumps(settings, default=str))
+    except ValueError as error:
+        culprit = _culprit(script, settings, str(error))
+        given = culprit or ", ".join(f"{name}: {value}" for name, value in settings.items())
+        raise ValueError(f"{given} is refused by {script.path}: {error}") from None
+
+
+def _culprit(script: Script, settings: Settings, message: str) -> str | None:
+    """The setting that is refused with the same words when it stands alone."""
+    for name, value in settings.items():
+        try:
+            from_dict(script.config_class, {name: value})
+        except ValueError as error:
+            if str(error) == message:
+                return f"{name}: {value}"
+    return None

@@ -1,0 +1,48 @@
+"""The tables of a study's folder, with the part and arm that its plan gives each run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offsphere.study.plan import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def write_runs_of(folder: Path, runs: Sequence[Run]) -> None:
+    """Write runs.csv as the folder stands: a row per run, and one per arm if it is in several."""
+    from offsphere.analysis.tables import RUNS, runs_table, write_runs
+
+    table = runs_table(folder)
+    if len(table):
+        write_runs(labelled(table, folder, runs), folder / RUNS)
+
+
+def write_all(folder: Path, runs: Sequence[Run]) -> None:
+    """Write runs.csv, and beside it the curves and the per-example outcomes of its runs."""
+    from offsphere.analysis import tables
+
+    write_runs_of(folder, runs)
+    tables.write_curves(tables.curves_table(folder), folder / tables.CURVES)
+    examples = tables.examples_table(folder)
+    if len(examples):
+        tables.write_examples(examples, folder / tables.EXAMPLES)
+
+
+def labelled(table: pd.DataFrame, folder: Path, runs: Sequence[Run]) -> pd.DataFrame:
+    """The table in the order of the plan, with its parts and arms; then what is not in the plan."""
+    import pandas as pd
+
+    here = [run for run in runs if run.path.parent == folder]
+    labels = [{"run": run.path.name, **one} for run in here for one in run.labels]
+    columns = [name for name in ("part", "arm") if any(name in one for one in labels)]
+    plan = pd.DataFrame(labels, columns=["run", *columns], dtype=object)
+    known = table["run"].isin(plan["run"]).to_numpy(bool)
+    bare = table.loc[known].drop(columns=["part", "arm"], errors="ignore")
+    joined = plan.merge(bare.loc[~bare["run"].duplicated()], on="run")
+    if known.all():
+        return joined
+    return pd.concat([joined, table.loc[~known]], ignore_index=True)

@@ -1,0 +1,434 @@
+"""The report: what it makes of a study's tables, what it writes, and that it is one safe page."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import special, stats
+
+from offsphere.analysis import digest
+from offsphere.analysis.digest import published_comparisons, read_study
+from offsphere.analysis.figures import write_figures
+from offsphere.analysis.markup import Html, element, number
+from offsphere.analysis.panels import (
+    decimals_for,
+    measure,
+    measures,
+    tied_columns,
+    varying_settings,
+)
+from offsphere.analysis.report import main, write_report
+from offsphere.analysis.tables import read_runs
+from offsphere.analysis.tasks import role_of
+from offsphere.names import CORNERS
+
+DATE = "2026-01-02"
+HOSTILE = "</script><script>window.hacked = 1</script>"
+
+
+@pytest.fixture(scope="module")
+def symmetry(results: Path) -> digest.Study:
+    return read_study(results / "symmetry")
+
+
+@pytest.fixture(scope="module")
+def written(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("page") / "report.html"
+    return write_report(results=results, out=out, date=DATE, figures=False)
+
+
+def values_of(runs: pd.DataFrame, task: str, cell: str, metric: str) -> np.ndarray:
+    rows = runs.loc[(runs["task"] == task) & (runs["cell"] == cell)].sort_values(by="seed")
+    return rows[metric].to_numpy(float)
+
+
+class Elements(HTMLParser):
+    """The elements of a page with their attributes and texts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_means_differences_and_effect_sizes_are_scipys(symmetry, results):
+    runs = read_runs(results / "symmetry" / "runs.csv")
+    (panel,) = symmetry.panels
+    metric = panel.metrics["test/ndcg10"]
+    assert panel.contexts == ["task query", "task halves"]
+    assert panel.levels == ["cosine", "qnorm", "dnorm", "dot"]
+    assert panel.seeds == [0, 1, 42, 1337]
+    for place, condition in enumerate(panel.conditions):
+        task = ("query", "halves")[condition.context]
+        cell = panel.levels[condition.level]
+        own = values_of(runs, task, cell, "test/ndcg10")
+        seen = own[~np.isnan(own)]
+        expected = stats.t.interval(0.95, len(seen) - 1, seen.mean(), stats.sem(seen))
+        found = metric.summary[place]
+        assert found[:3] == pytest.approx((seen.mean(), *expected), rel=1e-12)
+        assert (found.n, metric.missing[place]) == (len(seen), len(own) - len(seen))
+        difference = metric.difference[place]
+        if cell == "cosine":
+            assert difference is None
+            continue
+        base = values_of(runs, task, "cosine", "test/ndcg10")[~np.isnan(own)]
+        interval = stats.ttest_rel(seen, base).confidence_interval(0.95)
+        assert difference is not None
+        assert difference[1:3] == pytest.approx((interval.low, interval.high), rel=1e-9)
+        gap = seen - base
+        f = len(gap) - 1
+        hedges = special.gamma(f / 2) / (math.sqrt(f / 2) * special.gamma((f - 1) / 2))
+        size = metric.effect_size[place]
+        assert size == pytest.approx(gap.mean() / gap.std(ddof=1) * hedges, rel=1e-9)
+
+
+def test_the_square_is_the_mean_of_each_seeds_contrast(symmetry, results):
+    runs = read_runs(results / "symmetry" / "runs.csv")
+    square = symmetry.panels[0].metrics["test/ndcg10"].squares[1]
+    cells = (
+        values_of(runs, "halves", c, "test/ndcg10") for c in ("cosine", "qnorm", "dnorm", "dot")
+    )
+    cosine, qnorm, dnorm, dot = (x[[0, 1, 3]] for x in cells)  # dot failed for the third seed
+    assert square.left.n == 3
+    assert square.left.mean == pytest.approx(((cosine + qnorm - dnorm - dot) / 2).mean())
+    assert square.right.mean == pytest.approx(((cosine + dnorm - qnorm - dot) / 2).mean())
+    assert square.interaction.mean == pytest.approx((cosine - qnorm - dnorm + dot).mean())
+
+
+def test_a_failed_run_is_listed_with_its_reason(symmetry):
+    (failed,) = symmetry.unfinished
+    assert (failed.run, failed.status, failed.seed) == ("dot-seed42-halves", "failed", "42")
+    assert failed.reason.startswith("the loss is nan at step 7")
+    assert (symmetry.runs, symmetry.finished) == (32, 31)
+
+
+def test_ties_by_construction_share_a_column_and_name_the_query(symmetry):
+    first = symmetry.panels[0].heat_maps[0]
+    assert (first.metric, first.query) == ("test/ndcg10", "left")
+    assert first.columns == [("cosine", "dnorm"), ("dot", "qnorm")]
+    rng = np.random.default_rng(0)
+    by_left = {g: rng.random((3, 2)) for g in (0.0, 1.0)}
+    columns, query = tied_columns({cell: by_left[left] for cell, (left, _) in CORNERS.items()})
+    assert (columns, query) == ([("cosine", "qnorm"), ("dot", "dnorm")], "right")
+    free = {cell: rng.random((3, 2)) for cell in CORNERS}
+    assert tied_columns(free)[1] is None
+    # Two cells that happen to agree in every run do not tie by construction.
+    free["dnorm"] = free["cosine"]
+    assert len(tied_columns(free)[0]) == 4
+
+
+def test_curves_are_means_over_seeds_against_samples(symmetry, results):
+    from offsphere.analysis.tables import curves_table
+
+    panel = symmetry.panels[0]
+    table = curves_table(results / "symmetry")
+    line = panel.curves["train/loss"][0]
+    members = panel.conditions[line.condition].runs
+    rows = table.loc[(table["name"] == "train/loss") & table["run"].isin(members)]
+    means = [rows.loc[rows["step"] == step, "value"].mean() for step in (0, 10, 20)]
+    assert line.x == [0.0, 80.0, 160.0]
+    assert [p.mean for p in line.points] == pytest.approx(means)
+    assert panel.curves_over == "samples"
+
+
+def test_histograms_count_every_example_of_every_seed(symmetry, results):
+    panel = symmetry.panels[0]
+    found = [h for h in panel.histograms if h.context == 0]
+    assert [h.outcome for h in found] == ["norm_document"]
+    norms = digest.norms_by_run(results / "symmetry")
+    for level, shares in found[0].shares.items():
+        runs = panel.conditions[panel.condition(0, level) or 0].runs
+        pooled = np.concatenate([norms[run]["norm_document"] for run in runs])
+        clipped = np.clip(pooled, found[0].edges[0], found[0].edges[-1])
+        counts, _ = np.histogram(clipped, found[0].edges)
+        assert shares == pytest.approx(counts / 200)
+        assert sum(shares) == pytest.approx(1)
+        each = [norms[run]["norm_document"] for run in runs]
+        cv = np.mean([x.std() / x.mean() for x in each])
+        assert found[0].variation[level] == pytest.approx(cv)
+
+
+def test_parts_are_compared_apart_and_batch_sizes_in_order(results):
+    study = read_study(results / "small_batch")
+    first, second = study.panels
+    assert (first.name, second.name) == ("batch_size", "losses")
+    assert (first.treatment, first.levels, first.baseline) == ("variance_weight", ["0", "30"], 0)
+    assert first.contexts == ["batch_size 32", "batch_size 128", "batch_size 512"]
+    assert first.along is not None
+    assert first.along.factor == "batch_size"
+    assert first.along.groups == [("", [(32.0, 0), (128.0, 1), (512.0, 2)])]
+    gains = [x.mean for x in first.metrics["test/probe"].difference if x is not None]
+    assert gains == pytest.approx([0.08, 0.03, 0.0], abs=0.01)
+    # The paper's line was measured with NT-Xent: it stands beside that loss only.
+    table = {line.level: dict(line.points) for line in first.reference}
+    assert table["0"][32.0] == 0.1649
+    assert table["30"][512.0] == 0.0917
+    assert second.reference == []
+    assert study.hours == pytest.approx(48 * 36 / 3600)
+
+
+def test_a_setting_that_follows_from_others_is_no_factor():
+    runs = pd.DataFrame(
+        {
+            "run": list("abcdef"),
+            "seed": [0, 1, 0, 1, 0, 1],
+            "commit": list("xyzxyz"),
+            "lr": [1.0, 1.0, 2.0, 2.0, 1.0, 1.0],
+            "arm": ["p", "p", "q", "q", "r", "r"],
+            "decay": [0, 0, 0, 0, 1, 1],
+            "data": ["cifar"] * 6,
+        }
+    )
+    assert varying_settings(runs) == ["arm"]
+    assert varying_settings(runs.drop(columns="arm")) == ["lr", "decay"]
+
+
+@given(st.lists(st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3), min_size=1, max_size=5))
+def test_bands_over_training_are_the_t_intervals_of_each_step(rows):
+    values = np.array(rows)
+    for found, column in zip(measures(values), values.T, strict=True):
+        expected = measure(column)
+        assert (found.n, found.mean) == (expected.n, pytest.approx(expected.mean, abs=1e-9))
+        if len(column) > 1 and column.std() > 1e-6:
+            assert found.low == pytest.approx(expected.low, rel=1e-6, abs=1e-9)
+
+
+def test_measures_leave_out_what_is_missing():
+    values = np.array([[1.0, np.nan, np.inf], [3.0, 2.0, np.nan]])
+    first, second, third = measures(values)
+    assert (first.mean, first.n) == (2.0, 2)
+    assert (second.mean, second.n, math.isnan(second.low)) == (2.0, 1, True)
+    assert (math.isnan(third.mean), third.n) == (True, 0)
+
+
+def test_published_ratios_are_those_of_the_printed_tables():
+    found = {(c.task, c.where, c.cell): c.ratio.mean for c in published_comparisons()}
+    clip = ("Image and text, two-way loss", "CLIP from scratch, symmetric loss, MS-COCO", "dot")
+    assert found[clip] == pytest.approx(math.log(25.1 / 38.4))
+    sts = "contriever, AllNLI + STS-B, MSE with scale 0.01, STS-B test"
+    assert found["Two sentences, graded similarity", sts, "qnorm"] == pytest.approx(
+        math.log(0.413 / 0.788)
+    )
+    scratch = ("Query and document", "contriever, from scratch 80K, BEIR(14)", "dot")
+    assert found[scratch] == pytest.approx(math.log(13.37 / 24.38))
+
+
+def test_ours_beside_the_papers_are_paired_log_ratios(symmetry, results):
+    runs = read_runs(results / "symmetry" / "runs.csv")
+    ours = [c for c in digest.compare_with_cosine([symmetry]) if c.source == "ours"]
+    found = next(c for c in ours if (c.kind, c.cell) == ("asymmetric", "dot"))
+    dot, cosine = (values_of(runs, "query", c, "test/ndcg10") for c in ("dot", "cosine"))
+    logs = np.log(dot / cosine)
+    expected = stats.t.interval(0.95, 3, logs.mean(), stats.sem(logs))
+    assert found.ratio[:3] == pytest.approx((logs.mean(), *expected))
+    assert {c.kind for c in ours} == {"asymmetric", "symmetric"}
+
+
+@pytest.mark.parametrize(
+    ("script", "settings", "kind", "words"),
+    [
+        ("train_simclr", {}, "symmetric", "Left is the anchor (the query)"),
+        ("train_moco", {}, "control", "no gradient"),
+        ("train_clip", {"direction": "both"}, "symmetric", "each side is the query once"),
+        ("train_clip", {"direction": "text_to_image"}, "asymmetric", "the text is the query"),
+        ("train_retrieval", {"task": "query"}, "asymmetric", "Left is the query"),
+        ("train_retrieval", {"task": "halves"}, "symmetric", "halves of the same documents"),
+        ("train_sts", {}, "symmetric", "neither is a query"),
+    ],
+)
+def test_the_page_can_say_which_side_is_the_query(script, settings, kind, words):
+    role = role_of(script, settings)
+    assert role.kind == kind
+    assert words in role.sides
+
+
+def test_numbers_have_a_real_minus_and_no_negative_zero():
+    assert number(-0.12345, 3) == "−0.123"
+    assert number(0.5, 2, signed=True) == "+0.50"
+    assert number(0.53125, 4) == "0.5313"  # as JavaScript rounds a tie
+    assert number(1.5e30, 0) == str(int(1.5e30))
+    assert number(-0.0001, 2, signed=True) == "0.00"
+    assert number(math.nan, 2) == number(None, 2) == number(math.inf, 2) == "–"
+    assert [decimals_for([x]) for x in (0.54321, 5.4, 543.2, 54321.0, 0.001234)] == [4, 3, 1, 0, 6]
+
+
+@given(st.text(), st.text())
+def test_no_text_leaves_its_element(text, value):
+    found = Elements(element("p", text, title=value))
+    assert [tag for tag, _ in found.found] == ["p"]
+    assert "<" not in element("p", text)[3:-4]
+    assert "".join(found.texts) == text
+    assert found.found[0][1] == {"title": value}
+
+
+def test_hostile_texts_are_texts(written):
+    text = written.read_text()
+    found = Elements(text)
+    scripts = [attributes for tag, attributes in found.found if tag == "script"]
+    assert scripts == [{"type": "application/json", "id": "data"}, {}]
+    assert not any("onerror" in attributes for _, attributes in found.found)
+    assert "<script>window.hacked" not in text
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert data
+    panels = json.loads(data[1])["panels"]
+    assert panels["hostile.0"]["levels"] == ["cosine", HOSTILE]
+    assert text.count("window.hacked = 1&lt;/script&gt;") >= 3
+
+
+def test_the_page_stands_alone_and_runs_only_its_own_script(written):
+    text = written.read_text()
+    found = Elements(text)
+    for tag, attributes in found.found:
+        assert tag not in ("link", "img", "iframe", "object")
+        assert "src" not in attributes
+        assert all(not name.startswith("on") for name in attributes)
+        assert (attributes.get("href") or "#").startswith("#")
+    assert "url(" not in text
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    script = text.rsplit("<script>", 1)[1].split("</script>")[0]
+    digest_ = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = next(a["content"] for t, a in found.found if a.get("http-equiv"))
+    assert policy == (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest_}'"
+    )
+    assert len(text) < 2_000_000
+
+
+def test_the_page_has_what_a_reader_looks_for(written):
+    found = Elements(written.read_text())
+    texts = " ".join(" ".join(found.texts).split())
+    for words in (
+        "Does magnitude help only where the two sides play different roles?",
+        "Primary claims (10)",
+        "Which side is the query.",
+        "tie by construction: here left is the query",
+        "the loss is nan at step 7 <img",
+        "0123456789ab with uncommitted changes",
+        "31 of 32 runs finished",
+        "0; 1; 42; 1337",
+        DATE,
+    ):
+        assert words in texts, words
+    ids = [attributes["id"] for _, attributes in found.found if attributes.get("id")]
+    assert len(ids) == len(set(ids))
+    targets = [a["href"] for t, a in found.found if t == "a"]
+    assert {str(target)[1:] for target in targets} <= set(ids)
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_the_same_files_give_the_same_report(results, written, tmp_path):
+    again = write_report(results=results, out=tmp_path / "report.html", date=DATE, figures=False)
+    assert files_below(tmp_path) == files_below(written.parent)
+    other = write_report(
+        results=results, out=tmp_path / "other.html", date="2027-03-04", figures=False
+    )
+    assert other.read_text() == again.read_text().replace(DATE, "2027-03-04")
+
+
+def test_tables_are_written_beside_the_page(written, symmetry):
+    table = pd.read_csv(written.parent / "tables" / "symmetry" / "1-text.csv")
+    metric = symmetry.panels[0].metrics["test/ndcg10"]
+    assert list(table["mean"]) == [x.mean for x in metric.summary]
+    assert list(table["missing"]) == metric.missing
+    assert list(table["difference"].dropna()) == [x.mean for x in metric.difference if x]
+    latex = (written.parent / "tables" / "symmetry" / "1-text.tex").read_text()
+    assert latex.startswith(r"\begin{tabular}")
+    assert r"test/ndcg10" in latex
+    markdown = written.parent / "tables" / "symmetry" / "1-text.md"
+    assert markdown.read_text().startswith("| setting | cell | metric | mean |")
+
+
+def test_the_same_study_gives_the_same_figures(symmetry, tmp_path):
+    for name in ("a", "b"):
+        write_figures(symmetry, tmp_path / name)
+    first = files_below(tmp_path / "a")
+    kinds = ("results", "square", "curves", "norms", "scored")
+    assert set(first) == {f"1-text-{kind}.{form}" for kind in kinds for form in ("png", "svg")}
+    assert first == files_below(tmp_path / "b")
+    drawn = first["1-text-square.svg"].decode()
+    metric = symmetry.panels[0].metrics["test/ndcg10"]
+    for found in metric.summary:
+        assert f"{found.mean:.{metric.decimals}f}" in drawn
+
+
+def test_a_line_against_the_batch_size_is_drawn(results, tmp_path):
+    study = read_study(results / "small_batch")
+    paths = write_figures(replace(study, panels=study.panels[:1]), tmp_path)
+    assert "1-batch_size-along.svg" in {path.name for path in paths}
+    drawn = (tmp_path / "1-batch_size-along.svg").read_text()
+    assert "gain in test/probe" in drawn
+    assert "2506.09781v2 table 1" in drawn
+
+
+def test_without_claims_there_is_no_board(results, tmp_path, monkeypatch):
+    monkeypatch.setattr("offsphere.analysis.report.CLAIMS", tmp_path / "none.yaml")
+    out = write_report([results / "hostile"], out=tmp_path / "page.html", figures=False)
+    assert "No file of claims was found" in out.read_text()
+
+
+def test_the_command_writes_one_named_study(results, tmp_path, capsys):
+    out = tmp_path / "one.html"
+    main([str(results / "small_batch"), f"--out={out}", "--no-figures", f"--date={DATE}"])
+    assert capsys.readouterr().out.startswith(f"{out} (")
+    ids = [attributes.get("id") for _, attributes in Elements(out.read_text()).found]
+    assert "study-small_batch" in ids
+    assert "study-symmetry" not in ids
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--results={}"], "holds no study"),
+        (["{}/nothing"], "nothing holds no runs"),
+        (["--results={}", "--claims={}/none.yaml"], ""),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_no_page(tmp_path, argv, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([word.format(tmp_path) for word in argv])
+    said = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert said.startswith("offsphere report: error: ")
+    assert words in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_imports_no_torch():
+    code = (
+        "import sys, offsphere.analysis.report, offsphere.analysis.page, "
+        "offsphere.analysis.figures; print([m for m in ('torch', 'matplotlib', 'pandas') "
+        "if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_html_is_not_escaped_twice():
+    inner = element("b", "a & b")
+    assert element("p", inner, " < c") == Html("<p><b>a &amp; b</b> &lt; c</p>")

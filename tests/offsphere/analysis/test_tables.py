@@ -1,0 +1,262 @@
+import csv
+import io
+import math
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pandas.testing import assert_frame_equal
+from safetensors.numpy import save_file
+from scipy import stats as scipy_stats
+
+from offsphere.analysis.tables import (
+    CURVES,
+    EXAMPLES,
+    RUNS,
+    curves_table,
+    examples_table,
+    export,
+    outcome_matrix,
+    read_runs,
+    run_folders,
+    runs_table,
+    summary_table,
+    write_curves,
+    write_examples,
+    write_runs,
+)
+from offsphere.config import where
+from offsphere.record import open_run
+
+
+@dataclass(frozen=True)
+class Config:
+    cell: str = "cosine"
+    seed: int = 0
+    lr: float = 0.1
+    limit: int | None = None
+    head_norm: bool = False
+    sizes: tuple[int, ...] = (1, 2)
+    note: str | None = None
+    out: str = where("results")
+
+
+def record(folder: Path, config: Config, metrics: dict | None, reason: str = "") -> Path:
+    """A real run folder: finished with metrics, failed with a reason, or cut."""
+    with open_run(config, script="train.py", out=folder.parent, study=folder.name) as run:
+        run.describe_data({"train": {"hash": "abc", "size": 3}})
+        for step in (0, 20):
+            run.log_step({"step": step, "train/loss": 1 / (step + 3), "run/note": "text"})
+        if metrics is not None:
+            run.finish(metrics)
+        elif reason:
+            run.fail(reason)
+    return run.path
+
+
+@pytest.fixture
+def study(tmp_path):
+    folder = tmp_path / "study"
+    record(folder, Config(seed=0), {"test/probe": 1 / 3, "test/n": 7})
+    record(folder, Config(seed=1, limit=5, head_norm=True), {"test/probe": math.nan})
+    record(folder, Config("dot", 0, note="a, 'b'\n\"c\""), {"test/probe": 1e-300, "test/n": 8})
+    record(folder, Config("dot", 1), None, "loss is nan,\nat step 3")
+    record(folder, Config("dot", 2), None)
+    return folder
+
+
+def test_one_row_per_run_folder(study):
+    table = runs_table(study).set_index("run")
+    assert list(table["status"]) == ["finished", "finished", "finished", "failed", "cut"]
+    failed = table[table["status"] == "failed"].iloc[0]
+    assert (failed["reason"], failed["cell"], failed["seed"]) == (
+        "loss is nan,\nat step 3",
+        "dot",
+        1,
+    )
+    first = table[(table["cell"] == "cosine") & (table["seed"] == 0)].iloc[0]
+    assert (first["test/probe"], first["test/n"], first["lr"]) == (1 / 3, 7, 0.1)
+    assert first["sizes"] == [1, 2]
+    assert first["script"] == "train"
+    assert table["data_hash"].nunique() == 1
+    assert "run/status" not in table.columns
+    assert str(table["limit"].dtype) == "Int64"
+    assert str(table["head_norm"].dtype) == "bool"
+
+
+def test_a_stored_table_is_the_table_of_the_folders(study, tmp_path):
+    table = runs_table(study)
+    write_runs(table, tmp_path / RUNS)
+    assert_frame_equal(read_runs(tmp_path / RUNS), table)
+    write_runs(table, study / RUNS)
+    assert_frame_equal(runs_table(study), table)
+
+
+def test_a_folder_is_newer_than_its_row_and_labels_are_kept(study):
+    table = runs_table(study)
+    table["arm"] = "plain"
+    table.loc[0, "test/probe"] = 0.9
+    table.loc[4, ["status", "test/knn"]] = ["finished", 0.5]
+    again = pd.concat([table, table.iloc[:1].assign(arm="control")], ignore_index=True)
+    elsewhere = table.iloc[:1].assign(run="elsewhere", arm=None)
+    write_runs(pd.concat([again, elsewhere], ignore_index=True), study / RUNS)
+    merged = runs_table(study)
+    assert list(merged["arm"]) == ["plain"] * 5 + ["control", None]
+    assert list(merged["test/probe"].iloc[[0, 5, 6]]) == [1 / 3, 1 / 3, 0.9]
+    assert merged.loc[4, "status"] == "cut"
+    assert "test/knn" not in merged.columns or pd.isna(merged.loc[4, "test/knn"])
+
+
+def test_a_run_that_was_moved_aside_does_not_count(study):
+    path = run_folders(study)[0]
+    path.rename(path.with_name(path.name + ".before-1"))
+    assert len(runs_table(study)) == 4
+
+
+def test_an_empty_study_is_an_empty_table(tmp_path):
+    assert runs_table(tmp_path / "nothing").empty
+    assert curves_table(tmp_path / "nothing").empty
+    assert examples_table(tmp_path / "nothing").empty
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
+TEXTS |= st.sampled_from(["12", "1e5", "true", "null", "NaN", "nan", '"x"', "[1]", "", "0.3,0.7"])
+COLUMNS = st.sampled_from(
+    [
+        st.integers(-(2**63), 2**63 - 1),
+        st.floats(allow_nan=False),
+        st.booleans(),
+        TEXTS,
+        st.lists(st.integers(0, 9), max_size=3),
+        st.integers(0, 5) | TEXTS,
+        st.integers(-5, 5) | st.floats(-5, 5),
+    ]
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_table_comes_back_to_the_last_digit(tmp_path_factory, data):
+    from offsphere.analysis.tables import _frame
+
+    rows = [{"run": f"run{i}"} for i in range(data.draw(st.integers(1, 4)))]
+    for name in ("a", "b/c", "d,e"):
+        values = data.draw(COLUMNS)
+        for row in rows:
+            row[name] = data.draw(st.none() | values)
+    table = _frame(rows)
+    path = tmp_path_factory.mktemp("round") / RUNS
+    write_runs(table, path)
+    assert_frame_equal(read_runs(path), table, check_exact=True)
+
+
+def test_damaged_tables_are_named(study):
+    (study / RUNS).write_text("run,seed\na,1\nb\n")
+    with pytest.raises(ValueError, match=r"runs\.csv, row 3 has 1 cells, the head 2"):
+        runs_table(study)
+    (study / RUNS).write_text("cell,seed\na,1\n")
+    with pytest.raises(ValueError, match="no column 'run'"):
+        runs_table(study)
+    (study / RUNS).unlink()
+    (run_folders(study)[0] / "config.yaml").write_text("cell: [")
+    with pytest.raises(ValueError, match=r"config\.yaml is damaged"):
+        runs_table(study)
+
+
+def test_curves_are_long_and_come_back(study, tmp_path):
+    curves = curves_table(study)
+    assert len(curves) == 5 * 2 * 2
+    loss = curves[(curves["name"] == "train/loss") & (curves["step"] == 20)]
+    assert list(loss["value"]) == [1 / 23] * 5
+    write_curves(curves, tmp_path / CURVES)
+    assert_frame_equal(curves_table(tmp_path), curves, check_exact=True)
+    first = (tmp_path / CURVES).read_bytes()
+    write_curves(curves, tmp_path / CURVES)
+    assert (tmp_path / CURVES).read_bytes() == first
+
+
+def test_per_example_outcomes(study, tmp_path):
+    rng = np.random.default_rng(0)
+    one, two, *_ = run_folders(study)
+    correct = rng.random((2, 30)) < 0.5
+    norms = rng.random(30).astype(np.float32)
+    save_file(
+        {"knn_correct": correct[0], "norm": norms, "m": np.eye(2)}, one / "examples.safetensors"
+    )
+    save_file({"knn_correct": correct[1]}, two / "examples.safetensors")
+    examples = examples_table(study)
+    assert sorted(examples["outcome"].unique()) == ["knn_correct", "norm"]
+    matrix = outcome_matrix(examples, [two.name, None, one.name], "knn_correct")
+    np.testing.assert_array_equal(matrix[[0, 2]], correct[::-1])
+    assert np.isnan(matrix[1]).all()
+    np.testing.assert_array_equal(outcome_matrix(examples, [one.name], "norm")[0], norms)
+    write_examples(examples, tmp_path / EXAMPLES)
+    assert_frame_equal(examples_table(tmp_path), examples, check_exact=True)
+    with pytest.raises(ValueError, match="Did you mean 'knn_correct'"):
+        outcome_matrix(examples, [one.name], "knn_corect")
+    save_file({"knn_correct": correct[1][:20]}, two / "examples.safetensors")
+    with pytest.raises(ValueError, match="20 to 30 examples"):
+        outcome_matrix(examples_table(study), [one.name, two.name], "knn_correct")
+
+
+def test_summary_is_the_t_interval_over_seeds():
+    values = [0.1, 0.4, 0.2, math.nan, 0.9]
+    runs = pd.DataFrame({"cell": ["dot"] * 4 + ["cosine"], "seed": [0, 1, 2, 3, 0], "m": values})
+    summary = summary_table(runs, ["cell"], ["m"]).set_index("cell")
+    low, high = scipy_stats.t.interval(0.95, 2, np.mean(values[:3]), scipy_stats.sem(values[:3]))
+    row = summary.loc["dot"]
+    assert (row["mean"], row["low"], row["high"]) == pytest.approx((0.7 / 3, low, high))
+    assert (row["seeds"], row["missing"]) == (3, 1)
+    assert (summary.loc["cosine", "mean"], summary.loc["cosine", "seeds"]) == (0.9, 1)
+    assert math.isnan(summary.loc["cosine", "low"])
+    with pytest.raises(ValueError, match="Unknown column 'cel'"):
+        summary_table(runs, ["cel"], ["m"])
+
+
+def test_a_run_in_two_arms_counts_once_per_group():
+    runs = pd.DataFrame({"run": ["a", "a", "b"], "cell": ["dot"] * 3, "m": [1.0, 1.0, 2.0]})
+    assert summary_table(runs, ["cell"], ["m"])["mean"].item() == 1.5
+
+
+NASTY = pd.DataFrame(
+    {"a_b|c": [r"50% & $x_1$ {~^\} #<b>", "line\nbreak *bold* `code`"], "n": [0.1, None]}
+)
+
+
+def test_markdown_stays_one_table():
+    lines = export(NASTY, "markdown").splitlines()
+    assert lines[:2] == [r"| a\_b\|c | n |", "| --- | --- |"]
+    assert lines[2] == r"| 50% &amp; \$x\_1\$ {\~^\\} #&lt;b&gt; | 0.1 |"
+    assert lines[3] == r"| line break \*bold\* \`code\` |  |"
+    assert len(lines) == 4
+
+
+def test_latex_is_escaped():
+    lines = export(NASTY, "latex").splitlines()
+    assert lines[0] == r"\begin{tabular}{ll}"
+    assert lines[2] == r"a\_b\textbar{}c & n \\"
+    escaped = r"50\% \& \$x\_1\$ \{\textasciitilde{}\textasciicircum{}\textbackslash{}\} "
+    assert lines[4] == escaped + r"\#\textless{}b\textgreater{} & 0.1 \\"
+    assert lines[5] == r"line break *bold* `code` &  \\"
+
+
+def test_csv_keeps_every_digit():
+    table = pd.DataFrame({"x": [1 / 3], "t": ['a,"b"\nc']})
+    rows = list(csv.reader(io.StringIO(export(table, "csv"), newline="")))
+    assert rows == [["x", "t"], [repr(1 / 3), 'a,"b"\nc']]
+    with pytest.raises(ValueError, match="Unknown form 'html'"):
+        export(table, "html")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("module", ["stats", "tables", "claims"])
+def test_imports_neither_torch_nor_pandas(module):
+    code = f"import offsphere.analysis.{module}, sys\n"
+    code += "print([m for m in ('torch', 'pandas', 'statsmodels') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"

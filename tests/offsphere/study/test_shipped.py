@@ -1,0 +1,93 @@
+"""The shipped studies: every run's settings are accepted, and every claim finds its runs."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from crossmodal import train_clip
+from offsphere.analysis.claims import load_claims, measure
+from offsphere.config import to_dict
+from offsphere.study.plan import Run, Script, load_study, main_runs, pilot_runs
+from offsphere.theory import matrix_factorization, norm_growth, planted, simplex
+from text import train_retrieval, train_sts
+from vision import train_moco, train_simclr
+
+ROOT = Path(__file__).parents[3]
+STUDIES = sorted((ROOT / "configs" / "studies").glob("*.yaml"))
+TRAINING = (train_simclr, train_moco, train_clip, train_retrieval, train_sts)
+THEORY = (matrix_factorization, norm_growth, planted, simplex)
+SCRIPTS = {
+    module.__name__.split(".")[-1]: lambda module=module: Script(
+        module.__name__, module.Config, module.run
+    )
+    for module in (*TRAINING, *THEORY)
+}
+CLAIMS = [claim for claim in load_claims(ROOT / "configs" / "claims.yaml") if claim.study]
+
+
+def runs_of(file: Path, *, smoke: bool) -> list[Run]:
+    study = load_study(file, SCRIPTS, smoke=smoke)
+    chosen = main_runs(study, SCRIPTS, "results", lambda tune, _: tune.candidates[0])
+    return chosen + pilot_runs(study, SCRIPTS, "results")
+
+
+@cache
+def planned(study: str) -> pd.DataFrame:
+    """The table that a study will have, without its metrics."""
+    file = ROOT / "configs" / "studies" / f"{study}.yaml"
+    return pd.DataFrame(
+        [
+            {"run": run.path.name, "script": run.name, **to_dict(run.config), **labels}
+            for run in runs_of(file, smoke=False)
+            for labels in run.labels
+        ]
+    )
+
+
+def test_the_studies_of_the_design_are_there():
+    assert {file.stem for file in STUDIES} >= {
+        "cells_simclr",
+        "cells_moco",
+        "cells_clip",
+        "cells_retrieval",
+        "symmetry",
+        "sts",
+        "small_batch",
+        "clip_variance",
+        "within_view",
+        "variance_weight",
+        "temperature",
+        "scale_fairness",
+        "norm_interventions",
+        "theory",
+        "planted",
+    }
+
+
+@pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.stem)
+def test_a_study_is_accepted_and_its_smoke_edition_needs_no_files(file: Path):
+    assert load_study(file, SCRIPTS).describe.endswith(("?", ".", ")"))
+    large, small = runs_of(file, smoke=False), runs_of(file, smoke=True)
+    assert len(small) <= len(large)
+    assert len(small) <= 32
+    embedded = re.compile(r"emoji|openmoji|docstrings|None|\(\)")
+    for run in small:
+        for name in ("data", "data_test", "data_ood", "eval_data", "judgements"):
+            assert embedded.match(str(getattr(run.config, name, None))), run
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
+def test_a_claim_finds_one_run_per_seed_on_each_side(claim):
+    table = planned(claim.study).copy()
+    for name in str(claim.metric).split(" - "):
+        table[name.strip()] = [1.0 + (0.37 * row) % 1 for row in range(len(table))]
+    found = measure(claim, table)
+    assert found.n >= 3
+    if claim.kind == "primary":
+        assert found.n >= 10
+        assert found.dropped == 0
