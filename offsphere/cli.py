@@ -6,6 +6,7 @@
     offsphere audit --model=... --pretrained=...        does magnitude carry information in a model?
     offsphere export --run=... --out=...                a run's towers as an open_clip checkpoint
     offsphere shards make --source=... --out=...        tar shards and their manifest
+    offsphere doctor train_simclr --norm=group          are ranks, micro-batches, resumes exact?
 
 `offsphere COMMAND --help` says more.
 """
@@ -133,6 +134,12 @@ def _shards(argv: Sequence[str]) -> None:
     main(argv)
 
 
+def _doctor(argv: Sequence[str]) -> None:
+    from offsphere.doctor import main
+
+    main(argv, SCRIPTS)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "study": _study,
     "report": _report,
@@ -140,6 +147,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "audit": _audit,
     "export": _export,
     "shards": _shards,
+    "doctor": _doctor,
 }
 
 

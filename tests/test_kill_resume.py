@@ -122,7 +122,11 @@ def test_ten_kills_leave_no_trace(scripts, wait_for_rows, name, workers: int, tm
 
 @pytest.mark.parametrize(
     ("number", "group"),
-    [(signal.SIGTERM, False), (signal.SIGINT, True), (signal.SIGTERM, True)],
+    [
+        (signal.SIGTERM, False),
+        pytest.param(signal.SIGINT, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
+    ],
     ids=["TERM", "Ctrl-C", "TERM to the workers too"],
 )
 def test_a_stopped_run_says_so_and_goes_on(scripts, wait_for_rows, number, group, tmp_path: Path):

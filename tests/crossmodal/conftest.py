@@ -29,6 +29,9 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }[shape]
         picture.paste(COLOURS[colour], box)
         picture.save(folder / f"{number}.png")
-        lines += [f"{number}.png,a {colour} {shape}", f"{number}.png,{shape} in {colour} {number}"]
+        lines += [
+            f"{number}.png,a {colour} {shape} {number}",
+            f"{number}.png,{shape} in {colour} {number}",
+        ]
     (folder / "pairs.csv").write_text("\n".join(lines) + "\n")
     return folder / "pairs.csv"

@@ -194,6 +194,7 @@ def test_answers_are_found_word_for_word(collection_folder):
     assert found["answer_in_top20"] > 0.9
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_bit_for_bit(collection_folder, tmp_path: Path):
     def config(name: str) -> Config:
         return tiny(

@@ -1,0 +1,39 @@
+"""The `offsphere` command: what it knows, and how it answers."""
+
+import dataclasses
+
+import pytest
+
+from offsphere import cli
+
+
+def test_every_command_is_listed_and_explains_itself(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--help"])
+    assert end.value.code == 0
+    told = capsys.readouterr().out
+    for name in cli.COMMANDS:
+        assert f"offsphere {name}" in told
+        with pytest.raises(SystemExit) as end:
+            cli.main([name, *(["make"] if name == "shards" else []), "--help"])
+        assert end.value.code == 0
+        assert "--" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_one_line_with_the_nearest(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["studdy"])
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Unknown command 'studdy'" in line
+    assert "Did you mean 'study'" in line
+
+
+@pytest.mark.parametrize("name", cli.SCRIPTS)
+def test_every_script_of_a_study_has_settings_with_a_seed_and_a_run(name):
+    script = cli.SCRIPTS[name]()
+    assert name in script.path
+    assert {"seed", "out", "study"} <= {
+        field.name for field in dataclasses.fields(script.config_class)
+    }
+    assert callable(script.run)
