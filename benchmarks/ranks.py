@@ -62,6 +62,7 @@ def build(lane: str, microbatch: int | None) -> tuple[Method, Any, TrainSettings
         batch = {name: torch.randint(1, 8000, (BATCH, 64), generator=draw) for name in names}
         objective = Objective("cosine", "info_nce", population=5000, direction="left_to_right")
         return DualEncoder(make_towers(encoder, settings), objective, settings), batch, settings
+    from offsphere.training.run import objective_of
     from vision import experiment, train_moco, train_simclr
     from vision.methods import MoCo, SimCLR
 
@@ -69,7 +70,7 @@ def build(lane: str, microbatch: int | None) -> tuple[Method, Any, TrainSettings
     settings = module.Config(batch_size=BATCH, norm="group", microbatch=microbatch)
     encoder, views = experiment.build_encoder(settings), experiment.two_views(settings)
     loss = "nt_xent" if lane == "train_simclr" else "moco_nce"
-    objective = experiment.build_objective(settings, loss, 5000)
+    objective = objective_of(settings, loss, 5000)
     pixels = torch.randint(0, 256, (BATCH, 3, 32, 32), generator=draw).to(torch.uint8)
     if lane == "train_simclr":
         return SimCLR(encoder, objective, views, settings), pixels, settings

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from offsphere.encoders.images import ImageEncoder
 from offsphere.training.optim import build_optimizers
+from offsphere.training.run import objective_of
 from vision import experiment
 from vision.images import Images, LazyImages, load_images
 from vision.methods import MoCo, SimCLR
@@ -39,9 +40,9 @@ def our_method(kind: str, settings: VisionSettings, population: int) -> SimCLR |
     encoder = experiment.build_encoder(settings)
     views = experiment.two_views(settings)
     if kind == "simclr":
-        objective = experiment.build_objective(settings, "nt_xent", population)
+        objective = objective_of(settings, "nt_xent", population)
         return SimCLR(encoder, objective, views, settings)
-    objective = experiment.build_objective(settings, "moco_nce", population)
+    objective = objective_of(settings, "moco_nce", population)
     return MoCo(encoder, objective, views, settings, queue_size=2048, momentum=0.99, key_groups=4)
 
 

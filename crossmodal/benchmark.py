@@ -178,8 +178,9 @@ def run(config: Config) -> dict[str, Any]:
 def subject_of(config: Config) -> Subject:
     """The run or the open_clip model that the flags name."""
     from crossmodal import subjects
+    from offsphere.training.ranks import choose_device
 
-    device = subjects.choose_device(config.device)
+    device = choose_device(config.device)
     if config.run is not None:
         return subjects.from_run(Path(config.run), device)
     return subjects.from_open_clip(str(config.model), config.pretrained, device)

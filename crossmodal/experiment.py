@@ -19,7 +19,6 @@ from crossmodal.frozen import frozen_features
 from crossmodal.methods import Clip, Look, Pairs
 from crossmodal.settings import DIRECTIONS, MODELS, ClipSettings
 from crossmodal.shards import StreamedPairs, stream_pairs
-from offsphere.cells import Cell
 from offsphere.encoders.clip import ClipTowers, clip_towers
 from offsphere.encoders.frozen import FrozenTower, frozen_tower
 from offsphere.objective import Objective
@@ -29,7 +28,8 @@ from offsphere.shards import is_streamed
 from offsphere.training.ranks import Rows, own_rows, share
 from offsphere.training.run import (
     Experiment,
-    fixed_exponents,
+    eval_exponents,
+    objective_of,
     read_run,
     read_weights,
     train_run,
@@ -230,18 +230,12 @@ def build_towers(settings: ClipSettings, *, load_pretrained: bool = True) -> Cli
 
 
 def build_objective(settings: ClipSettings, population: int) -> Objective:
-    return Objective(
-        settings.cell,
+    return objective_of(
+        settings,
         settings.loss,
-        population=population,
-        temperature=settings.temperature,
-        learnable_temperature=settings.learnable_temperature,
-        scale=settings.scale,
+        population,
         direction=DIRECTIONS[settings.direction],
         within_view=settings.within_view,
-        batch_mean_norm=settings.batch_mean_norm,
-        variance_weight=settings.variance_weight,
-        variance_on=settings.variance_on,
     )
 
 
@@ -261,8 +255,7 @@ def train(settings: ClipSettings, script: str) -> dict[str, object]:
         evaluator = Evaluator(splits(), settings)
 
         def evaluate() -> dict[str, float]:
-            cell = method.objective.cell if settings.eval_cell is None else Cell(settings.eval_cell)
-            return evaluator(method.towers, fixed_exponents(cell))
+            return evaluator(method.towers, eval_exponents(settings, method.objective))
 
         def files() -> dict[str, dict[str, Tensor]]:
             kept = {

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from crossmodal.settings import ClipSettings
 from offsphere.encoders.clip import ClipTowers
-from offsphere.encoders.norm_interventions import norm_penalty
+from offsphere.encoders.norm_interventions import penalised
 from offsphere.geometry import log_norm_cosine_correlation, modality_gap
 from offsphere.objective import Objective
 from offsphere.training.loop import Method, Step
@@ -56,12 +56,7 @@ class Clip(Method):
 
     def losses(self, embedded: Tensors) -> Tensors:
         image, text = embedded["left"], embedded["right"]
-        losses = self.objective(image, text)
-        if self.settings.norm_penalty:
-            penalty = (norm_penalty(image) + norm_penalty(text)) / 2
-            losses["loss"] = losses["loss"] + self.settings.norm_penalty * penalty
-            losses["norm_penalty"] = penalty
-        return losses
+        return penalised(self.objective(image, text), self.settings.norm_penalty, image, text)
 
     @torch.no_grad()
     def telemetry(self, step: Step) -> dict[str, float]:

@@ -155,18 +155,6 @@ def fingerprint(model: nn.Module, facts: Any) -> str:
     return digest.hexdigest()
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of that name; auto is the accelerator if there is one."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if name == "auto":
-        return accelerator or torch.device("cpu")
-    if name not in ("cpu", getattr(accelerator, "type", "cpu")):
-        raise ValueError(
-            f"--device={name} is not there; this machine has {accelerator or 'only the cpu'}."
-        )
-    return torch.device(name)
-
-
 def _checked_pretrained(name: str, pretrained: str | None) -> str:
     import open_clip
 

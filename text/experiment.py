@@ -10,7 +10,6 @@ from functools import cache, cached_property, lru_cache
 import torch
 from torch import Tensor, nn
 
-from offsphere.cells import Cell
 from offsphere.encoders.text import (
     ScratchEncoder,
     TextEncoder,
@@ -23,7 +22,7 @@ from offsphere.encoders.text import (
 from offsphere.objective import Objective
 from offsphere.record import RunFolder
 from offsphere.training.checkpoint import load_checkpoint
-from offsphere.training.run import Experiment, fixed_exponents, train_run
+from offsphere.training.run import Experiment, eval_exponents, objective_of, train_run
 from offsphere.training.settings import steps_of
 from offsphere.training.streams import stream_seed
 from text.evaluate import Collected, RetrievalEvaluator, SentenceEvaluator
@@ -120,17 +119,7 @@ def train_retrieval(settings: RetrievalSettings) -> dict[str, object]:
         total = steps_of(settings, population)
         inputs = Inputs(settings)
         towers = make_towers(inputs.encoder, settings)
-        objective = Objective(
-            settings.cell,
-            "info_nce",
-            population=population,
-            temperature=settings.temperature,
-            learnable_temperature=settings.learnable_temperature,
-            scale=settings.scale,
-            direction=settings.direction,
-            variance_weight=settings.variance_weight,
-            variance_on=settings.variance_on,
-        )
+        objective = objective_of(settings, "info_nce", population, direction=settings.direction)
         method = DualEncoder(towers, objective, settings)
         collected = [_collected("", task, inputs, settings)]
         for other in others:
@@ -144,8 +133,7 @@ def train_retrieval(settings: RetrievalSettings) -> dict[str, object]:
         evaluator = RetrievalEvaluator(collected, plain, inputs.encode, folder, fresh)
 
         def evaluate() -> dict[str, float]:
-            cell = objective.cell if settings.eval_cell is None else Cell(settings.eval_cell)
-            return evaluator(method, fixed_exponents(cell))
+            return evaluator(method, eval_exponents(settings, objective))
 
         def files() -> dict[str, dict[str, Tensor]]:
             kept = {
@@ -258,8 +246,7 @@ def train_sts(settings: StsSettings) -> dict[str, object]:
         evaluator = SentenceEvaluator(*sides, test.score, inputs.encode)
 
         def evaluate() -> dict[str, float]:
-            cell = objective.cell if settings.eval_cell is None else Cell(settings.eval_cell)
-            return evaluator(method, fixed_exponents(cell))
+            return evaluator(method, eval_exponents(settings, objective))
 
         def files() -> dict[str, dict[str, Tensor]]:
             return {

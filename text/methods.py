@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from offsphere.encoders.norm_interventions import norm_penalty
+from offsphere.encoders.norm_interventions import penalised
 from offsphere.encoders.text import TextEncoder
 from offsphere.objective import Objective
 from offsphere.training.loop import Method, Step
@@ -72,11 +72,7 @@ class DualEncoder(Method):
     def losses(self, embedded: Tensors) -> Tensors:
         query, document = embedded["left"], embedded["right"]
         losses = self.objective(query, document, hard_negatives=embedded.get("hard"))
-        if self.settings.norm_penalty:
-            penalty = norm_penalty(torch.cat([query, document]))
-            total = losses["loss"] + self.settings.norm_penalty * penalty
-            losses = {**losses, "loss": total, "norm_penalty": penalty}
-        return losses
+        return penalised(losses, self.settings.norm_penalty, query, document)
 
 
 class PairRegression(Method):
@@ -103,12 +99,7 @@ class PairRegression(Method):
         left, right = embedded["left"], embedded["right"]
         predicted = pair_scores(self.objective, left, right) / self.objective.temperature
         error = (predicted - embedded["score"]).square().mean()
-        losses = {"loss": error}
-        if self.settings.norm_penalty:
-            penalty = norm_penalty(torch.cat([left, right]))
-            total = error + self.settings.norm_penalty * penalty
-            losses = {**losses, "loss": total, "error": error, "norm_penalty": penalty}
-        return losses
+        return penalised({"loss": error, "error": error}, self.settings.norm_penalty, left, right)
 
     def telemetry(self, step: Step) -> dict[str, float]:
         """The score scale as it stands."""

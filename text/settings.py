@@ -187,6 +187,7 @@ class StsSettings(TextSettings):
             "scale": "calibrated",
             "variance_weight": 0.0,
             "variance_on": "cosine",
+            "batch_mean_norm": False,
         }
         for name, default in unused.items():
             if getattr(self, name) != default:

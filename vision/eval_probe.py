@@ -23,8 +23,6 @@ from vision import train_moco, train_simclr
 from vision.settings import VisionSettings
 
 if TYPE_CHECKING:
-    import torch
-
     from offsphere.encoders.images import ImageEncoder
 
 EVALUATION = ("data", "data_test", "data_ood", "limit", "eval_split", "image_size", "eval_cell")
@@ -126,6 +124,7 @@ def run(config: Config) -> dict[str, Any]:
     """Measure the encoder, write the numbers and return them."""
     import torch
 
+    from offsphere.training.ranks import choose_device
     from offsphere.training.run import save_tensors
     from vision.evaluate import Evaluator
     from vision.experiment import load_splits
@@ -134,7 +133,7 @@ def run(config: Config) -> dict[str, Any]:
     torch.set_num_threads(subject.settings.threads)
     splits = load_splits(subject.settings)
     evaluator = Evaluator(splits, subject.settings)
-    metrics = evaluator(subject.encoder.to(_device(config.device)), subject.exponents)
+    metrics = evaluator(subject.encoder.to(choose_device(config.device)), subject.exponents)
     chosen = to_dict(subject.settings)
     found = {
         **metrics,
@@ -215,19 +214,6 @@ def flags(config: Config) -> dict[str, Any]:
     if config.root is not None:
         given["root"] = config.root
     return {**given, "download": config.download}
-
-
-def _device(name: str) -> torch.device:
-    import torch
-
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if name == "auto":
-        return accelerator or torch.device("cpu")
-    if name not in ("cpu", getattr(accelerator, "type", "cpu")):
-        raise ValueError(
-            f"--device={name} is not there; this machine has {accelerator or 'only the cpu'}."
-        )
-    return torch.device(name)
 
 
 def show(config: Config, metrics: dict[str, Any]) -> None:

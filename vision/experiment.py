@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from offsphere.cells import Cell
 from offsphere.encoders.images import ImageEncoder, image_encoder
 from offsphere.encoders.norm_interventions import cut_initialisation
-from offsphere.objective import Objective
 from offsphere.record import RunFolder
 from offsphere.training.ranks import Rows, share
-from offsphere.training.run import Experiment, fixed_exponents, train_run
+from offsphere.training.run import Experiment, eval_exponents, train_run
 from offsphere.training.settings import steps_of
 from offsphere.training.streams import batch_indices, stream, stream_seed
 from offsphere.views import Views, sample_parameters
@@ -157,20 +155,6 @@ def build_encoder(settings: VisionSettings, *, load_pretrained: bool = True) -> 
     return encoder
 
 
-def build_objective(settings: VisionSettings, loss: str, population: int) -> Objective:
-    return Objective(
-        settings.cell,
-        loss,
-        population=population,
-        temperature=settings.temperature,
-        learnable_temperature=settings.learnable_temperature,
-        scale=settings.scale,
-        batch_mean_norm=settings.batch_mean_norm,
-        variance_weight=settings.variance_weight,
-        variance_on=settings.variance_on,
-    )
-
-
 def train(
     settings: VisionSettings, script: str, build: Callable[[int], SimCLR | MoCo]
 ) -> dict[str, object]:
@@ -187,8 +171,7 @@ def train(
         evaluator = Evaluator(splits(), settings)
 
         def evaluate() -> dict[str, float]:
-            cell = method.objective.cell if settings.eval_cell is None else Cell(settings.eval_cell)
-            return evaluator(method.encoder, fixed_exponents(cell))
+            return evaluator(method.encoder, eval_exponents(settings, method.objective))
 
         def files() -> dict[str, dict[str, Tensor]]:
             kept = {

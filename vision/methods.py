@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from offsphere.encoders.images import ImageEncoder
-from offsphere.encoders.norm_interventions import grad_scale, norm_penalty
+from offsphere.encoders.norm_interventions import grad_scale, penalised
 from offsphere.momentum import MomentumTwin, Queue, encode_without_leak
 from offsphere.objective import Objective
 from offsphere.training.loop import Method
@@ -53,7 +53,7 @@ class SimCLR(Method):
         embeddings = torch.cat([embedded["left"], embedded["right"]])
         view_a, view_b = grad_scale(embeddings, self.settings.grad_scale).chunk(2)
         losses = self.objective(view_a, view_b)
-        return _penalised(losses, embeddings, self.settings.norm_penalty)
+        return penalised(losses, self.settings.norm_penalty, embeddings)
 
 
 class MoCo(Method):
@@ -95,17 +95,10 @@ class MoCo(Method):
             self.queue.initialise(keys, stream(self.settings.seed, "queue"))
         self._keys = keys
         losses = self.objective(query, keys, queue=self.queue.keys)
-        return _penalised(losses, query, self.settings.norm_penalty)
+        return penalised(losses, self.settings.norm_penalty, query)
 
     def after_step(self, progress: float) -> None:
         """The keys join the queue and the twin follows the encoder."""
         if self._keys is not None:
             self.queue.enqueue(self._keys)
         self.twin.update(progress)
-
-
-def _penalised(losses: dict[str, Tensor], embeddings: Tensor, weight: float) -> dict[str, Tensor]:
-    if not weight:
-        return losses
-    penalty = norm_penalty(embeddings)
-    return {**losses, "loss": losses["loss"] + weight * penalty, "norm_penalty": penalty}

@@ -26,6 +26,7 @@ class Config(VisionSettings):
 
 def run(config: Config) -> dict[str, object]:
     """Train one encoder and return its metrics."""
+    from offsphere.training.run import objective_of
     from vision import experiment
     from vision.methods import MoCo
 
@@ -43,7 +44,7 @@ def run(config: Config) -> dict[str, object]:
             )
         return MoCo(
             experiment.build_encoder(config),
-            experiment.build_objective(config, "moco_nce", population),
+            objective_of(config, "moco_nce", population),
             experiment.two_views(config),
             config,
             queue_size=config.queue_size,

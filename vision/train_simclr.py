@@ -25,12 +25,13 @@ class Config(VisionSettings):
 
 def run(config: Config) -> dict[str, object]:
     """Train one encoder and return its metrics."""
+    from offsphere.training.run import objective_of
     from vision import experiment
     from vision.methods import SimCLR
 
     def build(population: int) -> SimCLR:
         encoder = experiment.build_encoder(config)
-        objective = experiment.build_objective(config, config.loss, population)
+        objective = objective_of(config, config.loss, population)
         return SimCLR(encoder, objective, experiment.two_views(config), config)
 
     return experiment.train(config, "train_simclr", build)

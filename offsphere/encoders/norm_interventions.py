@@ -50,6 +50,16 @@ def norm_penalty(x: Float[Tensor, "n d"], target: float | None = None) -> Float[
     return (log_norms - centre).square().mean()
 
 
+def penalised(
+    losses: dict[str, Tensor], weight: float, *sides: Float[Tensor, "_ d"]
+) -> dict[str, Tensor]:
+    """The named losses with `weight` times the sides' mean norm penalty in `loss`; 0 is off."""
+    if not weight:
+        return losses
+    penalty = torch.stack([norm_penalty(side) for side in sides]).mean()
+    return {**losses, "loss": losses["loss"] + weight * penalty, "norm_penalty": penalty}
+
+
 class _GradScale(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, power: float) -> Tensor:

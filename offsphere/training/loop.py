@@ -41,18 +41,19 @@ class Method(nn.Module):
     """A trainable method: `method(batch, step)` is a `Step`, and it has an objective.
 
     Its four parts let a batch pass the towers in pieces, on one process or on many: `inputs`,
-    `embed` and `constants` treat each row alone, `losses` sees the rows of the whole batch.
+    `embed` and `constants` treat each row alone, `losses` sees the rows of the whole batch. With
+    nothing but a `forward` it trains too, as long as its batches are not divided.
     """
 
     objective: Objective
 
     def inputs(self, batch: Any, step: int, rows: Rows | None = None) -> Tensors:
         """What the towers take, of a batch that holds these rows of the step's (default: all)."""
-        raise NotImplementedError
+        raise _indivisible(self)
 
     def embed(self, inputs: Tensors) -> Tensors:
         """Raw embeddings, among them `left` and, unless it is a constant, `right`."""
-        raise NotImplementedError
+        raise _indivisible(self)
 
     def constants(self, inputs: Tensors, step: int) -> Tensors:
         """What the losses need beside that takes no gradient; by default nothing."""
@@ -60,7 +61,7 @@ class Method(nn.Module):
 
     def losses(self, embedded: Tensors) -> Tensors:
         """The named losses of all embeddings and constants; `loss` is the one to differentiate."""
-        raise NotImplementedError
+        raise _indivisible(self)
 
     def forward(self, batch: Any, step: int) -> Step:
         """The four parts, one after the other, on the whole batch."""
@@ -76,6 +77,13 @@ class Method(nn.Module):
 
     def after_step(self, progress: float) -> None:
         """What follows the optimiser's step, at this share of the training; by default nothing."""
+
+
+def _indivisible(method: Method) -> NotImplementedError:
+    return NotImplementedError(
+        f"{type(method).__name__} has only a forward pass: to train it on several ranks or in "
+        "micro-batches, give it inputs, embed and losses."
+    )
 
 
 @runtime_checkable

@@ -258,6 +258,18 @@ def _reason(error: RuntimeError) -> str:
     return re.sub(r"^\[[^]]*\] ", "", str(error).strip()).splitlines()[0].partition(". ")[0]
 
 
+def choose_device(name: str) -> torch.device:
+    """The device of that name; auto is the accelerator if there is one."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if name == "auto":
+        return accelerator or torch.device("cpu")
+    if name not in ("cpu", getattr(accelerator, "type", "cpu")):
+        raise ValueError(
+            f"--device={name} is not there; this machine has {accelerator or 'only the cpu'}."
+        )
+    return torch.device(name)
+
+
 def _world(settings: TrainSettings) -> tuple[int, int]:
     """Devices per node and nodes: torchrun's if it started this process, else the settings'."""
     asked = settings.devices, settings.nodes

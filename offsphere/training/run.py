@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from offsphere.cells import Cell
 from offsphere.config import command, load_yaml
+from offsphere.objective import Objective
 from offsphere.record import RunFolder, atomic_write, open_run
 from offsphere.shards import existing
 from offsphere.training.checkpoint import load_checkpoint
@@ -189,6 +190,37 @@ def read_weights(folder: RunFolder, settings: TrainSettings, module: str, script
         if key.startswith(f"{module}.")
     }
     return Weights(tensors, fixed_exponents(cell), state["step"])
+
+
+def objective_of(
+    settings: TrainSettings,
+    loss: str,
+    population: int,
+    *,
+    direction: str = "both",
+    within_view: bool = False,
+) -> Objective:
+    """The objective that the shared settings describe."""
+    return Objective(
+        settings.cell,
+        loss,
+        population=population,
+        temperature=settings.temperature,
+        learnable_temperature=settings.learnable_temperature,
+        scale=settings.scale,
+        direction=direction,
+        within_view=within_view,
+        batch_mean_norm=settings.batch_mean_norm,
+        variance_weight=settings.variance_weight,
+        variance_on=settings.variance_on,
+    )
+
+
+def eval_exponents(settings: TrainSettings, objective: Objective) -> tuple[float, float]:
+    """The exponents that score in evaluation: the eval cell's, or those trained so far."""
+    return fixed_exponents(
+        objective.cell if settings.eval_cell is None else Cell(settings.eval_cell)
+    )
 
 
 def fixed_exponents(cell: Cell) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from crossmodal.settings import MODELS
 from crossmodal.train_clip import Config, run
 from offsphere.cells import CELLS, Cell
 from offsphere.encoders.clip import clip_towers, registered_name
+from offsphere.encoders.frozen import frozen_tower
 from offsphere.geometry import cohens_d
 from offsphere.training import run as training_run
 from offsphere.training.optim import build_optimizers
@@ -189,6 +190,16 @@ def test_a_frozen_tower_gets_features_and_is_not_trained(table, tmp_path, monkey
         got = evaluate.encode_pictures(trained.towers, data)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
     assert len(list((tmp_path / "cache").rglob("features/*.safetensors"))) >= 1
+
+
+def test_the_installable_tower_is_the_packages_own_network():
+    """Its features under the package's classifier are the package's own logits."""
+    tower = frozen_tower("efficientnet_lite0")
+    network = tower.backbone[0].model.eval()
+    assert (tower.width, tower.image_size) == (1280, 224)
+    pixels = torch.randn(2, 3, 224, 224, generator=stream(0, "pixels"))
+    with torch.no_grad():
+        torch.testing.assert_close(network._fc(tower(pixels)), network(pixels))
 
 
 def test_norms_of_right_and_wrong_queries_and_human_judgements(table, tmp_path):

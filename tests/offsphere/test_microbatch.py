@@ -153,6 +153,7 @@ def test_a_run_in_micro_batches_follows_the_run_in_whole_batches(tmp_path: Path)
 PEAK = """
 import sys, torch
 from pathlib import Path
+from offsphere.training.run import objective_of
 from vision import experiment, train_simclr
 from vision.methods import SimCLR
 from offsphere.training.loop import _differentiated
@@ -164,7 +165,7 @@ config = train_simclr.Config(
     projector_hidden=512, image_size=64,
 )
 method = SimCLR(experiment.build_encoder(config),
-                experiment.build_objective(config, "nt_xent", 5000),
+                objective_of(config, "nt_xent", 5000),
                 experiment.two_views(config), config)
 pixels = torch.zeros(batch, 3, 64, 64, dtype=torch.uint8).random_(generator=torch.Generator())
 

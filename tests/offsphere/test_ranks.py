@@ -103,6 +103,7 @@ def lane_cases() -> Iterator[tuple[str, Callable[[], Case]]]:
     """SimCLR, MoCo, CLIP, retrieval and sentence regression, as their scripts build them."""
 
     def vision(kind: str) -> Case:
+        from offsphere.training.run import objective_of
         from vision import experiment, train_moco, train_simclr
         from vision.methods import MoCo, SimCLR
 
@@ -113,7 +114,7 @@ def lane_cases() -> Iterator[tuple[str, Callable[[], Case]]]:
         pixels = torch.randint(0, 256, (BATCH, 3, 32, 32), generator=stream(0, "test"))
         encoder, views = experiment.build_encoder(settings), experiment.two_views(settings)
         loss = "moco_nce" if kind == "moco" else "nt_xent"
-        objective = experiment.build_objective(settings, loss, 90)
+        objective = objective_of(settings, loss, 90)
         if kind == "simclr":
             method = SimCLR(encoder, objective, views, settings)
         else:

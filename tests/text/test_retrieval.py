@@ -20,6 +20,7 @@ from offsphere.cells import Cell
 from offsphere.config import command, load_yaml, run_name
 from offsphere.names import CELLS
 from offsphere.record import RunFolder
+from offsphere.training.run import objective_of
 from offsphere.training.streams import stream
 from text import settings as text_settings
 from text.evaluate import answers_found, condition_number, plain_words
@@ -117,6 +118,18 @@ def test_a_whole_run_leaves_a_folder_that_explains_itself(
     assert folder.provenance()["data"]["eval"][0]["data"] == "other"
     weights = load_file(folder.path / "encoder.safetensors")
     assert {name.split(".")[0] for name in weights} == {"0", "1"}
+
+
+def test_the_settings_reach_the_loss(collection_folder, tmp_path: Path):
+    """Dot over the batch's mean norms at temperature 0.5, written out."""
+    given = {"cell": "dot", "scale": "fixed", "temperature": 0.5, "batch_mean_norm": True}
+    settings = tiny(collection_folder, tmp_path, **given)
+    objective = objective_of(settings, "info_nce", 90, direction="left_to_right")
+    query, document = 3 * torch.randn(2, 7, 5, generator=stream(0, "sides"))
+    norms = query.norm(dim=1).mean() * document.norm(dim=1).mean()
+    scores = query @ document.T / norms / 0.5
+    expected = torch.nn.functional.cross_entropy(scores, torch.arange(7))
+    torch.testing.assert_close(objective(query, document)["loss"], expected)
 
 
 def test_rankings_of_real_embeddings(collection_folder, bert_folder, tmp_path: Path):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from offsphere.training.optim import build_optimizers, rate, set_rate
+from offsphere.training.run import objective_of
 from offsphere.training.settings import peak_lr
 from offsphere.training.streams import batch_indices, stream
 from vision import experiment, train_moco, train_simclr
@@ -48,7 +49,7 @@ def batch_of(pixels: Tensor, config, step: int) -> Tensor:
 def moco(config) -> MoCo:
     return MoCo(
         experiment.build_encoder(config),
-        experiment.build_objective(config, "moco_nce", POPULATION),
+        objective_of(config, "moco_nce", POPULATION),
         double_views(config),
         config,
         queue_size=QUEUE,
@@ -166,7 +167,7 @@ def test_simclr_equals_lightly_and_torch_for_five_steps(pixels):
     from lightly.loss import NTXentLoss
 
     config = settings(train_simclr.Config, weight_decay=0.01)
-    objective = experiment.build_objective(config, config.loss, POPULATION)
+    objective = objective_of(config, config.loss, POPULATION)
     method = SimCLR(
         experiment.build_encoder(config), objective, double_views(config), config
     ).double()
@@ -202,7 +203,7 @@ def test_the_loop_takes_exactly_these_steps(pixels, tmp_path: Path):
     def method() -> MoCo:
         return MoCo(
             experiment.build_encoder(config),
-            experiment.build_objective(config, "moco_nce", POPULATION),
+            objective_of(config, "moco_nce", POPULATION),
             experiment.two_views(config),
             config,
             queue_size=QUEUE,

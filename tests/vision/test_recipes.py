@@ -11,6 +11,7 @@ from torch import nn
 
 from offsphere.config import load_yaml, parse, settings, settings_hash
 from offsphere.training.optim import build_optimizers
+from offsphere.training.run import objective_of
 from offsphere.training.settings import peak_lr
 from offsphere.training.streams import stream
 from vision import experiment, train_moco, train_simclr
@@ -40,9 +41,9 @@ def paper(name: str):
 def build(script: str, config) -> SimCLR | MoCo:
     encoder, views = experiment.build_encoder(config), experiment.two_views(config)
     if script == "train_simclr":
-        objective = experiment.build_objective(config, config.loss, POPULATION)
+        objective = objective_of(config, config.loss, POPULATION)
         return SimCLR(encoder, objective, views, config)
-    objective = experiment.build_objective(config, "moco_nce", POPULATION)
+    objective = objective_of(config, "moco_nce", POPULATION)
     return MoCo(encoder, objective, views, config, queue_size=32, momentum=0.99, key_groups=2)
 
 
