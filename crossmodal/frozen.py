@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
-CHUNK = 64
+# Pictures at a time: on a CPU more than a few spend most of their time in fresh pages of memory.
+CPU_CHUNK, CHUNK = 8, 64
 
 
 @lru_cache(maxsize=8)
@@ -36,9 +37,10 @@ def frozen_features(tower: FrozenTower, data: Captioned) -> Float[Tensor, "n f"]
     mean = torch.tensor(tower.mean, device=device)[:, None, None] * 255
     std = torch.tensor(tower.std, device=device)[:, None, None] * 255
     parts = []
-    for rows in torch.arange(len(data)).split(CHUNK):
+    for rows in torch.arange(len(data)).split(CPU_CHUNK if device.type == "cpu" else CHUNK):
         pixels = resize_square(data.batch(rows), tower.image_size).to(device).float()
-        parts.append(tower((pixels - mean) / std).float().cpu())
+        pixels = ((pixels - mean) / std).contiguous(memory_format=torch.channels_last)
+        parts.append(tower(pixels).float().cpu())
     features = torch.cat(parts)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
