@@ -23,6 +23,8 @@ __all__ = ["CELLS", "Cell", "calibration_ratio", "shrink"]
 
 SMALLEST_NORM = 1e-12
 """Shorter vectors count as this long, so that zero stays finite in value and gradient."""
+SLAB = 2**22
+"""Scores that a calibration holds at once (16 MB in float32)."""
 
 
 def shrink(x: Float[Tensor, "*n d"], exponent: float | Tensor) -> Float[Tensor, "*n d"]:
@@ -127,19 +129,22 @@ def _row_spread(left: Tensor, right: Tensor, exclude: tuple[int, ...]) -> Tensor
     return (one_way + _mean_row_std(right, left, backwards)) / 2
 
 
-def _mean_row_std(
-    left: Tensor, right: Tensor, exclude: tuple[int, ...], slab: int = 1024
-) -> Tensor:
+def _mean_row_std(left: Tensor, right: Tensor, exclude: tuple[int, ...]) -> Tensor:
+    left, right = left.float(), right.float()
+    slab = max(1, min(1024, SLAB // len(right)))
     stds = []
     for start in range(0, len(left), slab):
-        scores = left[start : start + slab].float() @ right.float().T
-        kept = torch.ones_like(scores)
-        for offset in exclude:
-            if -kept.shape[0] < offset + start < kept.shape[1]:
-                kept.diagonal(offset + start).zero_()
-        count = kept.sum(1, keepdim=True)
-        centred = (scores - (scores * kept).sum(1, keepdim=True) / count) * kept
-        stds.append((centred.square().sum(1, keepdim=True) / count).sqrt())
+        scores = left[start : start + slab] @ right.T
+        count = scores.new_full((len(scores), 1), len(right))
+        crossing = [start + k for k in exclude if -len(scores) < start + k < len(right)]
+        for offset in crossing:
+            diagonal = scores.diagonal(offset).zero_()
+            first = max(0, -offset)
+            count[first : first + len(diagonal)] -= 1
+        scores -= scores.sum(1, keepdim=True) / count
+        for offset in crossing:
+            scores.diagonal(offset).zero_()
+        stds.append((scores.square_().sum(1, keepdim=True) / count).sqrt())
     return torch.cat(stds).mean()
 
 

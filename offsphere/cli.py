@@ -131,7 +131,11 @@ def _export(argv: Sequence[str]) -> None:
 def _shards(argv: Sequence[str]) -> None:
     from crossmodal.shards import main
 
-    main(argv)
+    verb = argv[0] if argv else "nothing"
+    if verb not in ("make", "-h", "--help"):
+        print(f"offsphere shards: error: expected `make`, got {verb}.", file=sys.stderr)
+        raise SystemExit(2)
+    main(argv[1:] if verb == "make" else argv)
 
 
 def _doctor(argv: Sequence[str]) -> None:

@@ -272,7 +272,9 @@ def _message(box: str) -> str:
 def _help(config_class: type, description: str | None) -> None:
     import tyro
 
+    words = itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:])
+    program = " ".join([Path(sys.argv[0]).name, *words])
     with contextlib.suppress(SystemExit):
-        tyro.cli(config_class, args=["--help"], description=description)
+        tyro.cli(config_class, args=["--help"], description=description, prog=program)
     print(CONFIG_HELP)
     raise SystemExit(0)

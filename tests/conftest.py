@@ -114,23 +114,25 @@ class Scripts:
         self.warm.stdin.flush()
         return json.loads(self.warm.stdout.readline())
 
-    def start(self, name: str, *flags: str, largest_file: int = 0) -> Script:
+    def start(
+        self, name: str, *flags: str, largest_file: int = 0, cwd: Path | None = None
+    ) -> Script:
         """The script at work; `largest_file` in bytes plays the full disk."""
         self.count += 1
         folder = self.folder / str(self.count)
         folder.mkdir()
         job = {
             "argv": [str(next(ROOT.glob(f"[!.]*/{name}.py"))), *flags],
-            "folder": str(folder),
+            "folder": str(cwd or folder),
             "stdout": str(folder / "stdout"),
             "stderr": str(folder / "stderr"),
             "largest_file": largest_file,
         }
         return Script(self.ask(job), folder, self)
 
-    def run(self, name: str, *flags: str, largest_file: int = 0) -> Script:
+    def run(self, name: str, *flags: str, largest_file: int = 0, cwd: Path | None = None) -> Script:
         """The script at its end."""
-        script = self.start(name, *flags, largest_file=largest_file)
+        script = self.start(name, *flags, largest_file=largest_file, cwd=cwd)
         script.wait()
         return script
 

@@ -29,6 +29,17 @@ def test_an_unknown_command_is_one_line_with_the_nearest(capsys):
     assert "Did you mean 'study'" in line
 
 
+def test_shards_are_made_by_make_alone(tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["shards", "--source=csv:x.csv", "--out=y"])
+    assert end.value.code == 2
+    assert "expected `make`, got --source=csv:x.csv" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as end:
+        cli.main(["shards", "make", f"--source=csv:{tmp_path}/x.csv", f"--out={tmp_path}/y"])
+    assert end.value.code == 1
+    assert "x.csv" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", cli.SCRIPTS)
 def test_every_script_of_a_study_has_settings_with_a_seed_and_a_run(name):
     script = cli.SCRIPTS[name]()

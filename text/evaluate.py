@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import string
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from offsphere.record import RunFolder
     from text.methods import DualEncoder, PairRegression
     from text.pairs import PairBatches, Task
+    from text.reader import Reader
 
 ANSWER_DEPTHS = (1, 5, 20)
 HUBNESS_K = 10
@@ -53,7 +56,7 @@ class RetrievalEvaluator:
 
     The first call of a fresh run measures the untrained model and keeps its nDCG@10 in the run
     folder, for the verdict `test/floor`: 1 if the mean gain over the untrained model is not above
-    two standard errors over queries.
+    two standard errors over queries. A `reader` answers the questions from the best `passages`.
     """
 
     def __init__(
@@ -63,8 +66,11 @@ class RetrievalEvaluator:
         encode: Encode,
         folder: RunFolder,
         fresh: bool,
+        reader: Reader | None = None,
+        passages: int = 5,
     ) -> None:
         self.collected, self.batches, self.encode = collected, batches, encode
+        self.reader, self.passages = reader, passages
         self.file, self.untrained = folder.path / "untrained.safetensors", fresh
         self.outcomes: dict[str, Tensor] = {}
         self.embeddings: dict[str, Tensor] = {}
@@ -110,6 +116,10 @@ class RetrievalEvaluator:
         prefix = _joined(part.name, "")
         kept = {**found._asdict(), "norm_query": queries.norm(dim=1)}
         kept["norm_document"] = documents.norm(dim=1)
+        if part.task.answers and self.reader is not None:
+            read = answers_read(self.reader, ranking, part.task, self.passages)
+            metrics |= {name: values.nanmean().item() for name, values in read.items()}
+            kept |= read
         self.outcomes |= {f"{prefix}{name}": values for name, values in kept.items()}
         self.embeddings |= {f"{prefix}query": queries, f"{prefix}document": documents}
         return {f"test/{prefix}{name}": value for name, value in metrics.items()}
@@ -169,6 +179,43 @@ def plain_words(text: str) -> str:
     """Small letters, without articles and punctuation, between single spaces."""
     words = re.sub(r"[^\w\s]", " ", text.lower()).split()
     return f" {' '.join(word for word in words if word not in ('a', 'an', 'the'))} "
+
+
+def answers_read(
+    reader: Reader, ranking: Ranking, task: Task, passages: int
+) -> dict[str, Float[Tensor, " q"]]:
+    """How right the reader's answers from the best passages are; NaN where none is known."""
+    scores = {"reader_em": [math.nan] * len(task.measured)}
+    scores["reader_f1"] = scores["reader_em"].copy()
+    for row, question in enumerate(task.measured):
+        if known := task.answers.get(question):
+            best = ranking.documents[row, :passages].tolist()
+            answer = reader(task.queries[question], [task.documents[d] for d in best])
+            scores["reader_em"][row] = exact_match(answer, known)
+            scores["reader_f1"][row] = token_f1(answer, known)
+    return {name: torch.tensor(values) for name, values in scores.items()}
+
+
+def answer_words(text: str) -> list[str]:
+    """SQuAD's normalisation: small letters, then no punctuation, then no articles."""
+    bare = text.lower().translate(str.maketrans("", "", string.punctuation))
+    return re.sub(r"\b(a|an|the)\b", " ", bare).split()
+
+
+def exact_match(answer: str, known: Sequence[str]) -> float:
+    """1 if the answer is one of the known ones after normalisation."""
+    return float(any(answer_words(answer) == answer_words(one) for one in known))
+
+
+def token_f1(answer: str, known: Sequence[str]) -> float:
+    """Harmonic mean of the shares of words in common; the best over the known answers."""
+    return max(_f1(answer_words(answer), answer_words(one)) for one in known)
+
+
+def _f1(found: list[str], wanted: list[str]) -> float:
+    if not (found and wanted):
+        return float(found == wanted)
+    return 2 * (Counter(found) & Counter(wanted)).total() / (len(found) + len(wanted))
 
 
 def fisher_conditions(

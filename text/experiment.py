@@ -30,6 +30,7 @@ from text.lexical import bm25
 from text.methods import DualEncoder, PairRegression, make_towers, pair_scores
 from text.pairs import PairBatches, Stage, Task, make_task, title_task, without_relevant
 from text.passages import Collection, load_collection
+from text.reader import Reader, load_reader
 from text.sentences import SentenceBatches, SentencePairs, load_sentences
 from text.settings import (
     RetrievalSettings,
@@ -87,8 +88,7 @@ class Inputs:
         tokens = self.encoder.tokenize([prefix + t for t in texts], self.settings.max_length)
         if self.settings.tune == "all":
             return tokens
-        cuda = self.settings.device in ("auto", "cuda") and torch.cuda.is_available()
-        return cached_features(self.encoder, tokens, "cuda" if cuda else "cpu")
+        return cached_features(self.encoder, tokens, _device(self.settings))
 
     def trim(self, rows: Tensor) -> Tensor:
         """A batch without columns of nothing but padding."""
@@ -97,6 +97,12 @@ class Inputs:
     def encode(self, tower: nn.Module, rows: Tensor) -> Tensor:
         """The tower's raw vectors of all rows, on the CPU."""
         return encode(tower, rows, padding=self.padding)
+
+
+def _device(settings: TextSettings) -> str:
+    """Where the models that are not trained compute."""
+    cuda = settings.device in ("auto", "cuda") and torch.cuda.is_available()
+    return "cuda" if cuda else "cpu"
 
 
 def train_retrieval(settings: RetrievalSettings) -> dict[str, object]:
@@ -130,7 +136,10 @@ def train_retrieval(settings: RetrievalSettings) -> dict[str, object]:
         batches = PairBatches(_stages(own, main, total, inputs, settings), settings, inputs.trim)
         plain = PairBatches([(0, main)], settings, inputs.trim)
         fresh = load_checkpoint(folder.checkpoint) is None
-        evaluator = RetrievalEvaluator(collected, plain, inputs.encode, folder, fresh)
+        reader = _reader([x.task for x in collected], settings)
+        evaluator = RetrievalEvaluator(
+            collected, plain, inputs.encode, folder, fresh, reader, settings.reader_passages
+        )
 
         def evaluate() -> dict[str, float]:
             return evaluator(method, eval_exponents(settings, objective))
@@ -159,6 +168,18 @@ def _collected(name: str, task: Task, inputs: Inputs, settings: RetrievalSetting
         inputs(asked, settings.query_prefix),
         inputs(task.documents, settings.document_prefix),
     )
+
+
+def _reader(tasks: Sequence[Task], settings: RetrievalSettings) -> Reader | None:
+    """What answers the questions, if it is asked for."""
+    if settings.reader is None:
+        return None
+    if not any(task.answers for task in tasks):
+        raise ValueError(
+            f"--reader={settings.reader} has nothing to answer: expected a collection whose "
+            'queries.jsonl gives "answers": ["...", ...], and --task=query.'
+        )
+    return load_reader(settings.reader, _device(settings))
 
 
 def _stage(task: Task, documents: Tensor, inputs: Inputs, settings: RetrievalSettings) -> Stage:

@@ -17,6 +17,8 @@ RETRIEVAL_COLUMNS = (  # of the table that closes a run
     ("test/floor", "floor", "{:.0f}"),
     ("test/norm_document_cv", "norm CV", "{:.3f}"),
     ("test/cohens_d", "Cohen's d", "{:+.2f}"),
+    ("test/reader_em", "reader EM", "{:.3f}"),
+    ("test/reader_f1", "reader F1", "{:.3f}"),
 )
 STS_COLUMNS = (
     ("test/spearman", "Spearman", "{:.3f}"),
@@ -139,6 +141,12 @@ class RetrievalSettings(TextSettings):
     """Peak learning rate, before lr_rule."""
     save_embeddings: bool = where(False)
     """Save the embeddings of the evaluation queries and of all documents."""
+    reader: str | None = where(None)
+    """A Hugging Face folder or cached name that answers questions from the best documents, at every
+    evaluation: an extractive model (...ForQuestionAnswering) or a generator such as Flan-T5.
+    Reports exact match and token F1; queries.jsonl must give `answers`."""
+    reader_passages: int = where(5)
+    """Documents that the reader sees for each question (the paper's 5)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -148,6 +156,10 @@ class RetrievalSettings(TextSettings):
         self._resolve("pretrain_samples", None, half)
         if self.hard_negatives < 0:
             raise ValueError(f"--hard-negatives must be at least 0, got {self.hard_negatives}.")
+        if self.reader_passages < 1:
+            raise ValueError(f"--reader-passages must be above 0, got {self.reader_passages}.")
+        if self.reader is not None and find_spec("transformers") is None:
+            raise ValueError("--reader needs the extra `text`: pip install -e '.[text]'.")
         budget = self.samples
         if not 0 <= (self.pretrain_samples or 0) < (budget or float("inf")):
             raise ValueError(

@@ -131,6 +131,9 @@ def _metric_data(metric: Metric) -> dict[str, Any]:
         },
         "effect": [short(x) for x in metric.effect_size],
         "smallest": [short(x) for x in metric.smallest],
+        "crossed": None
+        if metric.crossed is None
+        else [[short(x.low), short(x.high)] if x else [None, None] for x in metric.crossed],
         "squares": {
             str(context): {
                 name: [short(x) for x in effect]

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -29,6 +29,7 @@ from xml.etree import ElementTree
 import numpy as np
 import yaml
 
+from offsphere.analysis.pictures import figures_by_claim
 from offsphere.analysis.stats import (
     EXPECTATIONS,
     Estimate,
@@ -52,6 +53,8 @@ PROTOCOLS = ("replication", "small-scale re-test")
 MOST_PRIMARIES = 10
 ALPHA = 0.05
 EXACT = "exact.json"
+THEORY = "theory"
+"""The study whose runs draw what claims are about."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,8 @@ class Verdict:
     p_adjusted: float | None = None
     """Of the test that the verdict rests on, after Holm over all primary claims."""
     seeds_needed: int | None = None
+    figures: tuple[str, ...] = ()
+    """What illustrates the claim: study/part/figure, on the report page under the same name."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,11 @@ def evaluate_claims(claims: Sequence[Claim], results_root: str | Path) -> list[V
             if claim.study not in tables:
                 tables[claim.study] = runs_table(root / claim.study)
             lines.append(_measured_verdict(claim, tables[claim.study]))
-    return _with_primary_verdicts(lines)
+    drawn = figures_by_claim(root / THEORY)
+    return [
+        replace(line, figures=tuple(f"{THEORY}/{name}" for name in drawn.get(line.claim.id, ())))
+        for line in _with_primary_verdicts(lines)
+    ]
 
 
 def measure(claim: Claim, runs: pd.DataFrame) -> Estimate:
@@ -567,9 +576,11 @@ def _title(kind: str, count: int) -> str:
 
 
 def _columns(line: Verdict) -> tuple[str, ...]:
-    """id, kind, verdict, measured with interval, seeds, published."""
+    """id, kind, verdict, measured with interval, seeds, published and drawn."""
     claim, measured = line.claim, line.measured
     published = f"published: {claim.published or 'no figure'}"
+    if line.figures:
+        published += f"; drawn in {', '.join(line.figures)}"
     if measured is None:
         return claim.id, claim.kind, f"{line.verdict}: {line.sentence}", "", "", published
     unit = "log ratio " if claim.transform == "log" else ""

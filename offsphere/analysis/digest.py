@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,25 +19,30 @@ from offsphere.analysis.panels import (
     Measure,
     Panel,
     corner_of,
+    is_norm,
     measure,
     numbers,
+    parts_of,
     read_panel,
     text_of,
     varying_settings,
 )
+from offsphere.analysis.pictures import Picture, drawings, picture_of
 from offsphere.analysis.tables import (
     EXAMPLES,
+    ORIGIN,
     curves_table,
     read_examples,
     run_folders,
     runs_table,
 )
-from offsphere.record import RunFolder
+from offsphere.analysis.tasks import outcomes_of
 
 if TYPE_CHECKING:
     import pandas as pd
     from numpy import ndarray as Array
 
+MADE_WITH = {"offsphere": "offsphere", "python": "Python", "platform": "Platform", "cpu": "CPU"}
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -62,6 +67,8 @@ class Study:
     provenance: dict[str, list[str]]
     """What the runs recorded about where they come from; several values where they differ."""
     hours: float
+    pictures: list[list[Picture]]
+    """Per panel the figures that its run drew."""
 
 
 class Comparison(NamedTuple):
@@ -91,11 +98,14 @@ def read_study(folder: str | Path, claimed: Sequence[str] = ()) -> Study:
     about = study_file(folder)
     if "eval_split" in runs.columns:
         runs = runs.loc[[text_of(x) != "validation" for x in runs["eval_split"]]]
-    curves, norms = curves_table(folder), norms_by_run(folder)
+    wanted = {name for metric in runs.columns if "/" in metric for name in outcomes_of(metric)}
+    curves, examples = curves_table(folder), examples_by_run(folder, wanted)
+    parts = parts_of(runs)
     panels = [
-        read_panel(name, script, part, about.get("metric"), claimed, curves, norms)
-        for (name, script), part in _parts(runs)
+        read_panel(name, script, part, about.get("metric"), claimed, curves, examples)
+        for (name, script), part in parts
     ]
+    pictures = [[picture_of(each) for each in drawings(folder, part)] for _, part in parts]
     once = runs.drop_duplicates(subset="run")
     timed = "run/seconds" in once.columns
     seconds = numbers(once.loc[:, "run/seconds"]) if timed else np.zeros(0)
@@ -107,8 +117,9 @@ def read_study(folder: str | Path, claimed: Sequence[str] = ()) -> Study:
         finished=sum(status == "finished" for status in once["status"]),
         unfinished=_unfinished(once),
         tuning=_json(folder / "tuning.json").get("choices", []),
-        provenance=provenance_of(folder, once),
+        provenance=provenance_of(once),
         hours=float(np.nansum(seconds)) / 3600,
+        pictures=pictures,
     )
 
 
@@ -122,14 +133,15 @@ def study_file(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def norms_by_run(folder: Path) -> dict[str, dict[str, Array]]:
-    """Per run every per-example vector of norms."""
+def examples_by_run(folder: Path, wanted: Collection[str] = ()) -> dict[str, dict[str, Array]]:
+    """Per run every per-example vector of norms, and the outcomes that are wanted."""
     from safetensors import safe_open
 
     found: dict[str, dict[str, Array]] = {}
     if (folder / EXAMPLES).exists():
         table = read_examples(folder / EXAMPLES)
-        table = table[[_is_norm(str(name)) for name in table["outcome"]]]
+        kept = [x for x in map(str, table["outcome"].unique()) if is_norm(x) or x in wanted]
+        table = table[table["outcome"].isin(kept)]
         for key, values in table.groupby(["run", "outcome"], observed=True)["value"]:
             run, outcome = (str(part) for part in key)  # pyright: ignore[reportGeneralTypeIssues]
             found.setdefault(run, {})[outcome] = values.to_numpy(float)
@@ -139,13 +151,13 @@ def norms_by_run(folder: Path) -> dict[str, dict[str, Array]]:
                 found[path.name] = {
                     name: file.get_tensor(name).astype(float)
                     for name in sorted(file.keys())
-                    if _is_norm(name)
+                    if is_norm(name) or name in wanted
                 }
     return found
 
 
-def provenance_of(folder: Path, runs: pd.DataFrame) -> dict[str, list[str]]:
-    """Seeds, scripts, commits, data and versions; versions are known where run folders are."""
+def provenance_of(runs: pd.DataFrame) -> dict[str, list[str]]:
+    """Seeds, scripts, commits, data and versions, as the table of runs has them."""
     found: dict[str, list[str]] = {
         "Seeds": [str(x) for x in sorted({int(x) for x in runs["seed"].dropna()})],
         "Scripts": sorted({str(x) for x in runs["script"].dropna()}),
@@ -157,18 +169,20 @@ def provenance_of(folder: Path, runs: pd.DataFrame) -> dict[str, list[str]]:
         found["Commit"] = sorted({f"{c[:12]}{note}" for c, note in commits if c != "none"})
     if "data_hash" in runs.columns:
         found["Data record"] = sorted({str(x) for x in runs["data_hash"].dropna()})
-    origins = [RunFolder(path).provenance() for path in run_folders(folder)]
-    data: dict[str, set[str]] = {}
-    machine: dict[str, set[str]] = {}
-    for origin in origins:
-        for split, about in (origin.get("data") or {}).items():
-            data.setdefault(f"Data, {split}", set()).add(_spell_data(about))
-        for name in ("offsphere", "python", "platform", "cpu"):
-            if origin.get(name):
-                machine.setdefault(name.capitalize(), set()).add(str(origin[name]))
-        for package, version in (origin.get("versions") or {}).items():
-            machine.setdefault(package, set()).add(str(version))
-    found |= {name: sorted(values) for name, values in {**data, **machine}.items()}
+    origins = {
+        name: [x for x in runs[f"run/{name}"] if text_of(x) != "none"]
+        for name in ORIGIN
+        if f"run/{name}" in runs.columns
+    }
+    made: dict[str, set[str]] = {}
+    for split, about in _entries(origins.pop("data", [])):
+        made.setdefault(f"Data, {split}", set()).add(_spell_data(about))
+    versions = _entries(origins.pop("versions", []))
+    for name, texts in origins.items():
+        made[MADE_WITH[name]] = {str(text) for text in texts}
+    for package, version in versions:
+        made.setdefault(package, set()).add(str(version))
+    found |= {name: sorted(values) for name, values in made.items()}
     return {name: values for name, values in found.items() if values}
 
 
@@ -228,18 +242,6 @@ def published_comparisons() -> list[Comparison]:
     return found
 
 
-def _parts(runs: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]:
-    """The rows by part and script, in the order of the table."""
-    parts = runs["part"] if "part" in runs.columns else [None] * len(runs)
-    names = ["" if text_of(part) == "none" else str(part) for part in parts]
-    keys = list(zip(names, map(text_of, runs["script"]), strict=True))
-    found = [(key, runs.loc[[other == key for other in keys]]) for key in dict.fromkeys(keys)]
-    scripts = [name for (name, _), _ in found]
-    if len(found) > 1 and not any(scripts):
-        found = [((script, script), part) for (_, script), part in found]
-    return found
-
-
 def _log_ratios(by_cell: Mapping[str | None, Array]) -> list[tuple[str, Measure]]:
     cosine = by_cell.get("cosine")
     if cosine is None:
@@ -271,8 +273,9 @@ def _unfinished(runs: pd.DataFrame) -> list[Unfinished]:
     return found
 
 
-def _is_norm(name: str) -> bool:
-    return name.split("/")[-1].split("_")[0] == "norm"
+def _entries(recorded: Sequence[Any]) -> list[tuple[str, Any]]:
+    """The keys and values of every mapping among what the runs recorded."""
+    return [entry for each in recorded if isinstance(each, dict) for entry in each.items()]
 
 
 def _spell_data(about: Any) -> str:

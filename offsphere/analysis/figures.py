@@ -70,14 +70,14 @@ def write_figures(study: Study, folder: Path) -> list[Path]:
             for kind, draw in FIGURES.items():
                 figure = draw(panel)
                 if figure is not None:
-                    written += _save(figure, folder / f"{file_name(panel, place)}-{kind}")
+                    written += save(figure, folder / f"{file_name(panel, place)}-{kind}")
     return written
 
 
 def draw_results(panel: Panel) -> Figure | None:
     """Mean and interval of every condition, and its paired difference to the baseline."""
     metric = panel.metrics[str(panel.primary)]
-    figure = _figure(2 * WIDTH, 0.9 + 0.24 * (len(panel.conditions) + len(panel.contexts)))
+    figure = new_figure(2 * WIDTH, 0.9 + 0.24 * (len(panel.conditions) + len(panel.contexts)))
     left, right = figure.subplots(1, 2, sharey=True)
     ticks: list[tuple[int, str]] = []
     row = 0
@@ -144,7 +144,7 @@ def draw_along(panel: Panel) -> Figure | None:
     if (variance := panel.metrics.get("train/negative_variance")) is not None:
         columns.append((variance.name, variance.summary))
     groups = panel.along.groups
-    figure = _figure(WIDTH * len(columns), 2.5 * len(groups))
+    figure = new_figure(WIDTH * len(columns), 2.5 * len(groups))
     grid = figure.subplots(len(groups), len(columns), squeeze=False)
     for group, (name, members) in enumerate(groups):
         for axis, (title, values) in zip(grid[group], columns, strict=True):
@@ -241,7 +241,7 @@ FIGURES: dict[str, Callable[[Panel], Any]] = {
 }
 
 
-def _save(figure: Figure, stem: Path) -> list[Path]:
+def save(figure: Figure, stem: Path) -> list[Path]:
     kinds: dict[str, dict[str, Any]] = {
         "png": {"dpi": DPI, "metadata": {"Software": None}},
         "svg": {"metadata": {"Date": None, "Creator": None}},
@@ -254,7 +254,7 @@ def _save(figure: Figure, stem: Path) -> list[Path]:
     return paths
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -264,7 +264,7 @@ def _row_of_axes(count: int, height: float) -> list[Axes]:
     """Plots in rows of up to three."""
     across = min(count, 3)
     rows = -(-count // across)
-    figure = _figure(WIDTH * across, height * rows)
+    figure = new_figure(WIDTH * across, height * rows)
     axes = list(figure.subplots(rows, across, squeeze=False).flat)
     for spare in axes[count:]:
         spare.remove()

@@ -9,7 +9,8 @@ from decimal import ROUND_HALF_UP, Context, Decimal
 
 from offsphere.analysis.panels import Measure
 
-VOID = frozenset({"meta", "col", "br"})
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+VOID = frozenset({"meta", "col", "br", "img"})
 
 
 class Html(str):
@@ -42,6 +43,18 @@ def number(value: float | None, decimals: int, *, signed: bool = False) -> str:
     rounded = size.quantize(step, ROUND_HALF_UP, Context(prec=400))
     sign = "" if rounded == 0 else "−" if value < 0 else "+" if signed else ""
     return f"{sign}{rounded:f}"
+
+
+def plain_number(value: float) -> str:
+    """A number by itself: four significant digits, two and a power of ten if tiny or huge."""
+    if not math.isfinite(value):
+        return "–"
+    size = abs(value)
+    if size == 0 or 1e-4 <= size < 1e9:
+        text = f"{value:.4g}" if size < 1e4 else f"{value:,.0f}"
+        return text.replace("-", "−")
+    mantissa, _, power = f"{value:.1e}".partition("e")
+    return f"{mantissa} × 10{str(int(power)).translate(RAISED)}".replace("-", "−")
 
 
 def shortened(value: float) -> float:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+from offsphere.analysis.captions import CAPTIONS
 from offsphere.analysis.chart_data import comparison_data, embedded, panel_data, short
 from offsphere.analysis.claims import Verdict
 from offsphere.analysis.digest import Comparison, Study
@@ -21,11 +22,13 @@ from offsphere.analysis.markup import (
     element,
     interval,
     number,
+    plain_number,
     scrolled,
     seed_count,
     table,
 )
-from offsphere.analysis.panels import HeatMap, Measure, Metric, Panel, decimals_for
+from offsphere.analysis.panels import RESAMPLES, HeatMap, Measure, Metric, Panel, decimals_for
+from offsphere.analysis.pictures import Picture
 
 SIGNS = {
     "supported": "✓",
@@ -47,6 +50,8 @@ KIND_NOTES = {
     "exact": "Proved by tests of this repository.",
     "descriptive": "Figures with 95 % intervals; no verdict.",
 }
+NARROW = 900
+"""Pixels of a figure that leaves room for its numbers at its side."""
 ROLE_TITLES = {
     "asymmetric": "Asymmetric: the sides have different roles",
     "symmetric": "Symmetric: the sides are interchangeable",
@@ -70,7 +75,12 @@ def render(
     data = {"panels": panels, "comparisons": comparison_data(comparisons)}
     script, style = asset("report.js"), asset("report.css")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    policy = (
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digest}'"
+    )
+    places = _places(studies)
+    claims = {line.claim.id for line in lines}
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -89,9 +99,9 @@ def render(
             _contents(studies),
             element(
                 "main",
-                _board(lines),
+                _board(lines, places),
                 _symmetry(comparisons),
-                *(_study(study) for study in studies),
+                *(_study(study, claims) for study in studies),
                 id="main",
             ),
             class_="layout",
@@ -111,6 +121,21 @@ def asset(name: str) -> str:
 def panel_id(study: Study, place: int) -> str:
     """The name by which the page's script finds a panel."""
     return f"{study.name}.{place}"
+
+
+def picture_id(study: Study, picture: Picture) -> str:
+    """The anchor of a figure; claims name it without the word in front."""
+    return f"figure-{study.name}/{picture.part}/{picture.name}"
+
+
+def _places(studies: Sequence[Study]) -> dict[str, str]:
+    """What a claim can point to on this page, by its anchor: studies and figures, with titles."""
+    places = {f"study-{study.name}": f"study {study.name}" for study in studies}
+    for study in studies:
+        for picture in (each for found in study.pictures for each in found):
+            title = CAPTIONS[picture.script, picture.name].title
+            places[picture_id(study, picture)] = f"figure: {title}"
+    return places
 
 
 def _header(studies: Sequence[Study], date: str) -> Html:
@@ -156,7 +181,7 @@ def _contents(studies: Sequence[Study]) -> Html:
     )
 
 
-def _board(lines: Sequence[Verdict]) -> Html:
+def _board(lines: Sequence[Verdict], places: Mapping[str, str]) -> Html:
     words = list(dict.fromkeys(line.verdict for line in lines))
     counts = [(word, sum(line.verdict == word for line in lines)) for word in words]
     choices = [element("option", f"all ({len(lines)})", value="")]
@@ -177,26 +202,26 @@ def _board(lines: Sequence[Verdict]) -> Html:
         )
         if lines
         else None,
-        *(_claims(kind, found) for kind, found in by_kind.items() if found),
+        *(_claims(kind, found, places) for kind, found in by_kind.items() if found),
         aria_labelledby="board",
     )
 
 
-def _claims(kind: str, lines: Sequence[Verdict]) -> Html:
+def _claims(kind: str, lines: Sequence[Verdict], places: Mapping[str, str]) -> Html:
     names = ("Verdict", "Claim", "Measured, with 95 % interval", "Published")
     head = (element("th", name, scope="col") for name in names)
     rows = element(
         "table",
         element("caption", KIND_NOTES[kind]),
         element("thead", element("tr", *head)),
-        element("tbody", *map(_claim, lines)),
+        element("tbody", *(_claim(line, places) for line in lines)),
         class_="claims",
     )
     title = element("summary", f"{KIND_TITLES[kind]} ({len(lines)})")
     return element("details", title, rows, open=kind == "primary")
 
 
-def _claim(line: Verdict) -> Html:
+def _claim(line: Verdict, places: Mapping[str, str]) -> Html:
     claim, measured = line.claim, line.measured
     style = line.verdict.replace(" ", "-")
     sign = SIGNS.get(line.verdict, "○")
@@ -206,7 +231,10 @@ def _claim(line: Verdict) -> Html:
         f" {line.verdict}",
         class_=f"badge {style}",
     )
-    about = [claim.source, claim.protocol, claim.study and f"study {claim.study}", claim.metric]
+    anchors = [f"study-{claim.study}", *(f"figure-{name}" for name in line.figures)]
+    links = [element("a", places[to], href=f"#{to}") for to in anchors if to in places]
+    study = f"study {claim.study}" if claim.study and anchors[0] not in places else None
+    about = [claim.source, claim.protocol, study, claim.metric]
     if measured is None:
         shown = element("span", line.sentence, class_="muted")
         chart = None
@@ -247,11 +275,13 @@ def _claim(line: Verdict) -> Html:
                 element("code", claim.id),
                 " · ",
                 " · ".join(str(part) for part in about if part),
+                *(part for link in links for part in (" · ", link)),
                 class_="muted block",
             ),
         ),
         element("td", shown, chart, class_="num wide"),
         element("td", claim.published or "no figure", class_="published"),
+        id=f"claim-{claim.id}",
         data_verdict=line.verdict,
     )
 
@@ -302,7 +332,7 @@ def _symmetry(comparisons: Sequence[Comparison]) -> Html:
     )
 
 
-def _study(study: Study) -> Html:
+def _study(study: Study, claims: Collection[str]) -> Html:
     seeds = sorted({seed for panel in study.panels for seed in panel.seeds})
     failed = study.runs - study.finished
     facts = f"{study.finished} of {study.runs} runs finished · {seed_count(len(seeds))}"
@@ -313,7 +343,7 @@ def _study(study: Study) -> Html:
         element("h2", study.name, id=f"study-{study.name}"),
         element("p", study.question, class_="question") if study.question else None,
         element("p", facts, class_="muted"),
-        *(_panel(study, place, panel) for place, panel in enumerate(study.panels)),
+        *(_panel(study, place, claims) for place in range(len(study.panels))),
         _failed(study),
         _tuning(study),
         _provenance(study),
@@ -322,17 +352,57 @@ def _study(study: Study) -> Html:
     )
 
 
-def _panel(study: Study, place: int, panel: Panel) -> Html:
-    name = panel_id(study, place)
-    title = panel.name or panel.script
-    body = _comparison(study, panel) if panel.treatment else [_metrics_table(panel)]
+def _panel(study: Study, place: int, claims: Collection[str]) -> Html:
+    panel = study.panels[place]
+    body = (
+        [_roles(panel), *_comparison(study, panel)]
+        if panel.treatment
+        else [_picture(study, panel, each, claims) for each in study.pictures[place]]
+        + [_metrics_table(panel)]
+    )
     return element(
         "article",
-        element("h3", title) if len(study.panels) > 1 else None,
-        _roles(panel),
+        element("h3", panel.name or panel.script) if len(study.panels) > 1 else None,
         *body,
         class_="panel",
-        data_panel=name,
+        data_panel=panel_id(study, place),
+    )
+
+
+def _picture(study: Study, panel: Panel, picture: Picture, claims: Collection[str]) -> Html:
+    """A figure that a run drew, what it says and the numbers beside it."""
+    caption = CAPTIONS[picture.script, picture.name]
+    numbers = [
+        element("div", element("dt", words), element("dd", plain_number(metric.summary[0].mean)))
+        for name, words in caption.numbers.items()
+        if (metric := panel.metrics.get(name)) is not None
+    ]
+    links = [element("a", each, href=f"#claim-{each}") for each in caption.claims if each in claims]
+    named = (part for place, link in enumerate(links) for part in (", " if place else " ", link))
+    image = element(
+        "img",
+        src=picture.address,
+        alt=caption.drawn,
+        width=picture.width,
+        height=picture.height,
+        style=f"--own: {picture.width}px",
+    )
+    return element(
+        "figure",
+        element(
+            "figcaption",
+            element("b", caption.title),
+            element("span", caption.says),
+            element("span", "On the board:", *named, class_="muted") if links else None,
+        ),
+        element(
+            "div",
+            scrolled(f"Figure: {caption.title}", image),
+            element("dl", *numbers, class_="numbers") if numbers else None,
+            class_="beside" if picture.width <= NARROW else "above",
+        ),
+        class_="picture",
+        id=picture_id(study, picture),
     )
 
 
@@ -510,12 +580,14 @@ def _results_table(panel: Panel) -> Html:
     """Every condition's numbers for the study's metric; another metric is put in their place."""
     metric = panel.metrics[str(panel.primary)]
     base = _level(panel.treatment, panel.levels[panel.baseline or 0])
-    columns = ("Mean", "95 % interval", "Seeds", f"Minus {base}", "95 % interval")
-    names = (panel.treatment or "", *columns, "Effect size", "Seen from")
+    names = [panel.treatment or "", "Mean", "95 % interval", "Seeds", f"Minus {base}"]
+    crossed = next((each for each in panel.metrics.values() if each.crossed is not None), None)
+    names += ["95 % interval", *(["Seeds and examples"] if crossed else [])]
+    names += ["Effect size", "Seen from"]
     bodies = []
     for context, title in enumerate(panel.contexts):
         rows = [
-            _result_row(panel, metric, place)
+            _result_row(panel, metric, place, crossed=crossed is not None)
             for place, condition in enumerate(panel.conditions)
             if condition.context == context
         ]
@@ -528,8 +600,9 @@ def _results_table(panel: Panel) -> Html:
             element("b", metric.name, class_="metric-name"),
             ". Means over seeds with t-intervals; differences are paired by seed. Effect size: "
             "mean difference over its standard deviation (Hedges' correction). Seen from: the "
-            "smallest true difference that these seeds show with 80 % power. All columns are in "
-            "runs.csv.",
+            "smallest true difference that these seeds show with 80 % power. ",
+            _crossed_note(crossed) if crossed else None,
+            "All columns are in runs.csv.",
         ),
         element(
             "thead",
@@ -546,7 +619,17 @@ def _results_table(panel: Panel) -> Html:
     )
 
 
-def _result_row(panel: Panel, metric: Metric, place: int) -> Html:
+def _crossed_note(metric: Metric) -> str:
+    found = [each for each in metric.crossed or [] if each]
+    examples = f"{found[0].examples:,}"
+    return (
+        f"Seeds and examples: the difference of {metric.name} with both drawn anew, so that the "
+        f"interval also covers other test examples of this kind than these {examples} (crossed "
+        f"bootstrap, {RESAMPLES} draws). "
+    )
+
+
+def _result_row(panel: Panel, metric: Metric, place: int, *, crossed: bool) -> Html:
     level = panel.conditions[place].level
     found, difference = metric.summary[place], metric.difference[place]
     decimals = metric.decimals
@@ -557,6 +640,7 @@ def _result_row(panel: Panel, metric: Metric, place: int) -> Html:
         ("seeds", seeds),
         ("difference", number(difference and difference.mean, decimals, signed=True)),
         ("difference-interval", interval(difference, decimals, signed=True)),
+        *([("crossed", _crossed_text(metric, place))] if crossed else []),
         ("effect", number(metric.effect_size[place], 2, signed=True)),
         ("smallest", number(metric.smallest[place], decimals)),
     )
@@ -569,22 +653,36 @@ def _result_row(panel: Panel, metric: Metric, place: int) -> Html:
     )
 
 
+def _crossed_text(metric: Metric, place: int) -> str:
+    found = metric.crossed[place] if metric.crossed is not None else None
+    ends = Measure(found.mean, found.low, found.high, found.seeds) if found else None
+    return interval(ends, metric.decimals, signed=True)
+
+
 def _metrics_table(panel: Panel) -> Html:
-    """All metrics of a part in which nothing is compared."""
+    """All metrics of a part in which nothing is compared; intervals if there are seeds for any."""
+    found = {name: metric.summary[0] for name, metric in panel.metrics.items()}
+    if not found:
+        return element("p", "No run of this part has a result yet.", class_="muted")
+    many = any(each.n > 1 for each in found.values())
     rows = [
         element(
             "tr",
             element("th", name, scope="row"),
-            element("td", number(metric.summary[0].mean, metric.decimals), class_="num"),
-            element("td", interval(metric.summary[0], metric.decimals), class_="num"),
-            element("td", str(metric.summary[0].n), class_="num"),
+            element("td", plain_number(each.mean), class_="num"),
+            element("td", interval(each, panel.metrics[name].decimals), class_="num")
+            if many
+            else None,
+            element("td", str(each.n), class_="num") if many else None,
         )
-        for name, metric in panel.metrics.items()
+        for name, each in found.items()
     ]
-    if not rows:
-        return element("p", "No run of this part has a result yet.", class_="muted")
-    head = ("Metric", "Mean", "95 % interval", "Seeds")
-    return scrolled("All metrics", table(head, rows, numbers_from=1))
+    head = ("Metric", "Mean", "95 % interval", "Seeds") if many else ("Metric", "Value")
+    return element(
+        "details",
+        element("summary", f"All numbers ({len(rows)})"),
+        scrolled("All numbers", table(head, rows, numbers_from=1)),
+    )
 
 
 def _heat_maps(panel: Panel) -> Html | None:
@@ -702,7 +800,8 @@ def _provenance(study: Study) -> Html:
     if "Python" not in study.provenance:
         note = element(
             "p",
-            "Versions and data fingerprints are in the run folders, which are not here.",
+            "The table of this study's runs names no versions: an older offsphere wrote it. "
+            "The study's command, run again beside the run folders, adds them.",
             class_="muted",
         )
     return element(

@@ -10,15 +10,22 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy import special
 
-from offsphere.analysis.stats import Estimate, estimate, smallest_difference, two_by_two
-from offsphere.analysis.tasks import Reference, Role, published_variance, role_of
+from offsphere.analysis.stats import (
+    CrossedInterval,
+    Estimate,
+    crossed_bootstrap,
+    estimate,
+    smallest_difference,
+    two_by_two,
+)
+from offsphere.analysis.tasks import Reference, Role, outcomes_of, published_variance, role_of
 from offsphere.names import CELLS, CORNERS, parse_cell
 
 if TYPE_CHECKING:
@@ -67,6 +74,10 @@ WIDE_RANGE = 8.0
 """Norms whose largest is more than this many times their smallest get logarithmic bins."""
 SCORED = re.compile(r"^(test/.+)_scored_(.+)$|^(test/knn_embedding)_(cosine|dot)$")
 ALONG = ("batch_size", "temperature", "variance_weight")
+RESAMPLES = 400
+"""Of the crossed bootstrap: a page of many contrasts stays quick to write."""
+SAME_MEAN = 1e-4
+"""A metric is the mean of an outcome if no run's two numbers differ by more; else of another."""
 
 
 class Measure(NamedTuple):
@@ -113,6 +124,8 @@ class Metric:
     """The difference that this many seeds see with 80 % power."""
     squares: dict[int, Square]
     """By context, where all four corner cells are there."""
+    crossed: list[CrossedInterval | None] | None = None
+    """The difference with an interval over seeds and examples, where outcomes were kept."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +245,7 @@ def read_panel(
     metric: str | None,
     claimed: Sequence[str],
     curves: pd.DataFrame,
-    norms: Mapping[str, Mapping[str, Array]],
+    examples: Mapping[str, Mapping[str, Array]],
 ) -> Panel:
     """One part of a study: its conditions and what was measured in each."""
     factors = varying_settings(runs)
@@ -267,6 +280,11 @@ def read_panel(
     if treatment is not None:
         chosen = chosen[:MOST_METRICS]
     over, drawn = read_curves(frame, curves)
+    metrics = {each: read_metric(frame, each) for each in chosen}
+    for each in chosen if treatment is not None else []:
+        if (crossed := read_crossed(frame, metrics[each], examples)) is not None:
+            metrics[each] = replace(metrics[each], crossed=crossed)
+            break
     return Panel(
         name=name,
         script=script,
@@ -278,14 +296,26 @@ def read_panel(
         conditions=conditions,
         seeds=seeds,
         primary=chosen[0] if chosen else None,
-        metrics={each: read_metric(frame, each) for each in chosen},
+        metrics=metrics,
         curves=drawn,
         curves_over=over,
-        histograms=read_histograms(frame, norms),
+        histograms=read_histograms(frame, examples),
         heat_maps=read_heat_maps(frame),
         along=along,
         reference=published_variance() if by_batch and losses == {"nt_xent"} else [],
     )
+
+
+def parts_of(runs: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]:
+    """The rows of a study by part and script, in the order of the table."""
+    parts = runs["part"] if "part" in runs.columns else [None] * len(runs)
+    names = ["" if text_of(part) == "none" else str(part) for part in parts]
+    keys = list(zip(names, map(text_of, runs["script"]), strict=True))
+    found = [(key, runs.loc[[other == key for other in keys]]) for key in dict.fromkeys(keys)]
+    scripts = [name for (name, _), _ in found]
+    if len(found) > 1 and not any(scripts):
+        found = [((script, script), part) for (_, script), part in found]
+    return found
 
 
 def varying_settings(runs: pd.DataFrame) -> list[str]:
@@ -352,6 +382,30 @@ def read_metric(frame: Frame, name: str) -> Metric:
     )
 
 
+def read_crossed(
+    frame: Frame, metric: Metric, examples: Mapping[str, Mapping[str, Array]]
+) -> list[CrossedInterval | None] | None:
+    """Each paired difference over seeds and examples; None if no outcome has the metric's mean."""
+    outcomes = outcomes_of(metric.name)
+    rows = [_outcome_rows(frame, condition, outcomes, examples) for condition in frame.conditions]
+    size = next((x.shape[1] for x in rows if x is not None), 0)
+    found: list[CrossedInterval | None] = []
+    for place, condition in enumerate(frame.conditions):
+        base = frame.baseline_of(condition)
+        treated, control = rows[place], None if base is None else rows[base]
+        if base is None or base == place or treated is None or control is None:
+            found.append(None)
+            continue
+        pairs = ((treated, metric.values[place]), (control, metric.values[base]))
+        same_data = treated.shape == control.shape == (len(frame.seeds), size)
+        if not same_data or not all(_is_mean(x, np.array(values)) for x, values in pairs):
+            return None
+        whole = int((~np.isnan(treated - control)).all(axis=1).sum())
+        enough = whole > 1 and size > 1
+        found.append(crossed_bootstrap(treated, control, resamples=RESAMPLES) if enough else None)
+    return found if any(x is not None for x in found) else None
+
+
 def measure(values: Array) -> Measure:
     """The mean of the values that are there, with a 95 % t-interval if there are two or more."""
     seen = values[np.isfinite(values)]
@@ -409,10 +463,14 @@ def read_curves(frame: Frame, curves: pd.DataFrame) -> tuple[str, dict[str, list
     return over, {name: lines for name, lines in drawn.items() if lines}
 
 
-def read_histograms(frame: Frame, norms: Mapping[str, Mapping[str, Array]]) -> list[Histogram]:
-    """Histograms with common bins per outcome and context."""
+def read_histograms(frame: Frame, examples: Mapping[str, Mapping[str, Array]]) -> list[Histogram]:
+    """Histograms with common bins per kind of norm and context."""
     members = {run for condition in frame.conditions for run in condition.runs}
-    outcomes = sorted({name for run in members for name in norms.get(run, {})})
+    norms = {
+        run: {name: x for name, x in examples.get(run, {}).items() if is_norm(name)}
+        for run in members
+    }
+    outcomes = sorted({name for found in norms.values() for name in found})
     found = []
     for outcome in outcomes:
         for context in range(frame.contexts):
@@ -476,9 +534,17 @@ def tied_columns(values: Mapping[str, Array]) -> tuple[list[tuple[str, ...]], st
 
 def file_name(panel: Panel, place: int) -> str:
     """A name for a part's files that no other part has and no text of a run can lead elsewhere."""
-    name = panel.name or panel.script
-    kept = "".join(sign if sign.isalnum() or sign in "-_" else "_" for sign in name)
-    return f"{place + 1}-{kept}"
+    return f"{place + 1}-{plain_name(panel.name or panel.script)}"
+
+
+def plain_name(name: str) -> str:
+    """A text as the name of a file or a folder, in which no sign leads elsewhere."""
+    return "".join(sign if sign.isalnum() or sign in "-_" else "_" for sign in name)
+
+
+def is_norm(outcome: str) -> bool:
+    """Whether a per-example outcome is a vector's norm."""
+    return outcome.split("/")[-1].split("_")[0] == "norm"
 
 
 def corner_of(cell: str) -> str | None:
@@ -508,6 +574,33 @@ def text_of(value: Any) -> str:
 def numbers(series: pd.Series) -> Array:
     """A column as floats, missing as NaN."""
     return series.to_numpy(dtype=float, na_value=np.nan)
+
+
+def _outcome_rows(
+    frame: Frame,
+    condition: Condition,
+    outcomes: Sequence[str],
+    examples: Mapping[str, Mapping[str, Array]],
+) -> Array | None:
+    """Seeds x examples, a row of NaN where a seed has no outcomes; None if the sizes differ."""
+    by_seed: dict[int, list[Array]] = {}
+    for run in condition.runs:
+        kept = [examples[run][name] for name in outcomes if name in examples.get(run, {})]
+        whole = len(kept) == len(outcomes) and len({len(x) for x in kept}) == 1
+        if whole and np.isfinite(kept).all():
+            by_seed.setdefault(int(frame.runs.at[run, "seed"]), []).append(np.mean(kept, axis=0))
+    sizes = {len(x) for found in by_seed.values() for x in found}
+    if len(sizes) != 1:
+        return None
+    missing = np.full(sizes.pop(), np.nan)
+    return np.stack([np.mean(by_seed.get(seed, [missing]), axis=0) for seed in frame.seeds])
+
+
+def _is_mean(rows: Array, values: Array) -> bool:
+    """Whether the numbers per seed are the means of the rows, where there are both."""
+    means = rows.mean(axis=1)
+    both = np.isfinite(means) & np.isfinite(values)
+    return bool((np.abs(means - values)[both] <= SAME_MEAN).all())
 
 
 def _histogram(outcome: str, context: int, by_level: dict[int, list[Array]]) -> Histogram:

@@ -68,19 +68,23 @@ def write_report(
     page = Path(out) if out is not None else root / PAGE
     fixed = load_claims(claims or CLAIMS) if claims or CLAIMS.exists() else []
     found = [read_study(folder, _claimed(fixed, folder.name)) for folder in folders]
+    comparisons = compare_with_cosine(found)
     text = render(
         found,
-        compare_with_cosine(found),
+        comparisons,
         evaluate_claims(fixed, root) if fixed else [],
         date=date or datetime.now(UTC).date().isoformat(),
     )
     page.parent.mkdir(parents=True, exist_ok=True)
     for study in found:
         write_tables(study, page.parent / "tables" / study.name)
-        if figures:
-            from offsphere.analysis.figures import write_figures
+    if figures:
+        from offsphere.analysis.figures import write_figures
+        from offsphere.analysis.overview import write_overview
 
+        for study in found:
             write_figures(study, page.parent / "figures" / study.name)
+        write_overview(found, comparisons, page.parent / "figures")
     atomic_write(page, lambda file: file.write(text.encode()))
     return page
 

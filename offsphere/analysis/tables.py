@@ -30,9 +30,18 @@ if TYPE_CHECKING:
     from numpy import ndarray as Array
 
 RUNS, CURVES, EXAMPLES = "runs.csv", "curves.csv.gz", "examples.parquet"
+# A third of pyarrow's default size: rows count up, most values are single-precision numbers.
+SMALL_PARQUET: dict[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 12,
+    "use_dictionary": ["run", "outcome"],
+    "column_encoding": {"example": "DELTA_BINARY_PACKED", "value": "BYTE_STREAM_SPLIT"},
+}
 CURVE_COLUMNS = ("run", "step", "name", "value")
 # What stands in other columns, or says nothing about the run.
 LEFT_OUT = ("run/status", "run/reason")
+# What a run records about where it was made, beyond the commit; versions and data are JSON.
+ORIGIN = ("offsphere", "python", "platform", "cpu", "versions", "data")
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "\n": " "}
 LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
@@ -80,7 +89,8 @@ def run_row(path: str | Path) -> dict[str, Any]:
         "data_hash": _data_hash(origin.get("data")),
     }
     measured = {name: value for name, value in metrics.items() if name not in LEFT_OUT}
-    return facts | settings | measured
+    made_with = {f"run/{name}": origin.get(name) for name in ORIGIN if origin.get(name)}
+    return facts | settings | measured | made_with
 
 
 def write_runs(table: pd.DataFrame, path: str | Path) -> None:
@@ -149,7 +159,7 @@ def write_examples(table: pd.DataFrame, path: str | Path) -> None:
     """Write per-example outcomes as parquet (needs pyarrow)."""
     _need_pyarrow()
     buffer = io.BytesIO()
-    table.to_parquet(buffer, engine="pyarrow", index=False)
+    table.to_parquet(buffer, engine="pyarrow", index=False, **SMALL_PARQUET)
     atomic_write(path, lambda file: file.write(buffer.getvalue()))
 
 

@@ -72,6 +72,18 @@ def role_of(script: str, settings: Mapping[str, Any]) -> Role:
     return Role(script, "", "No query: the script trains no pair of sides.")
 
 
+def outcomes_of(metric: str) -> tuple[str, ...]:
+    """The per-example outcomes whose mean a metric of the lanes is; of several, their mean."""
+    name = metric.removeprefix("test/")
+    if name == "mean_r1":
+        return ("i2t_hit1", "t2i_hit1")
+    if name.startswith(("i2t_r", "t2i_r")):
+        return (name.replace("_r", "_hit"),)
+    if name.startswith(("probe", "knn", "zero_shot_")):
+        return (f"{name}_correct",)
+    return (name,)
+
+
 def published_variance() -> list[Reference]:
     """The variance of negative similarities by batch size, as the paper's table 1 has it."""
     from offsphere.analysis.published import published

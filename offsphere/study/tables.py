@@ -22,14 +22,16 @@ def write_runs_of(folder: Path, runs: Sequence[Run]) -> None:
 
 
 def write_all(folder: Path, runs: Sequence[Run]) -> None:
-    """Write runs.csv, and beside it the curves and the per-example outcomes of its runs."""
+    """Write runs.csv, and beside it the curves, per-example outcomes and figures of its runs."""
     from offsphere.analysis import tables
+    from offsphere.analysis.pictures import write_pictures
 
     write_runs_of(folder, runs)
     tables.write_curves(tables.curves_table(folder), folder / tables.CURVES)
     examples = tables.examples_table(folder)
     if len(examples):
         tables.write_examples(examples, folder / tables.EXAMPLES)
+    write_pictures(folder)
 
 
 def labelled(table: pd.DataFrame, folder: Path, runs: Sequence[Run]) -> pd.DataFrame:

@@ -143,8 +143,12 @@ def fit(
     if state is None:
         ranks.start_alike(method)
         start, facts = 0, {"untrained": ranks.on_first(evaluate), "clipped": 0}
+        if isinstance(batches, Streamed):
+            facts["readers"] = _readers(settings, ranks)
     else:
         start, facts = _restore(state, method, optimizers)
+        if isinstance(batches, Streamed):
+            _check_readers(facts, settings, ranks)
     if ranks.first:
         folder.rewind(start - 1)
 
@@ -268,6 +272,23 @@ def _loader(
         worker_init_fn=_leave_interrupts_to_the_trainer,
         pin_memory=pin_memory,
     )
+
+
+def _readers(settings: TrainSettings, ranks: Ranks) -> list[int]:
+    """Ranks, and processes per rank, that a stream's shards are dealt out to."""
+    return [ranks.count, max(1, settings.workers)]
+
+
+def _check_readers(facts: dict[str, Any], settings: TrainSettings, ranks: Ranks) -> None:
+    """Other readers would read a stream in another order: samples would repeat or be missed."""
+    now = _readers(settings, ranks)
+    before = facts.get("readers", now)
+    if before != now:
+        raise ValueError(
+            "Streamed shards are dealt out to ranks and workers, so a run goes on only with as "
+            f"many as it began with: {before[0]} rank(s) and --workers={before[1]} each, not "
+            f"{now[0]} and {now[1]}. Use these, or shards on a local disk, which any number reads."
+        )
 
 
 def own_part(batches: Dataset, step: int, rows: Rows) -> Any:

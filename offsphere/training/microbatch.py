@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from offsphere.training.ranks import Ranks, Rows, Tensors, take
 from offsphere.training.settings import TrainSettings
@@ -116,7 +116,10 @@ def _joined(parts: list[Tensors]) -> Tensors:
 
 
 def _push(embedded: Tensors, gradients: Tensors) -> None:
-    """Take the gradients of embeddings back through the towers that made them."""
-    outputs: list[Tensor] = [x for x in embedded.values() if x.requires_grad]
-    wanted = [gradients[name] for name, x in embedded.items() if x.requires_grad]
-    torch.autograd.backward(outputs, wanted)
+    """Take the gradients of embeddings back through the towers that made them.
+
+    The sum of x * gradient has these very gradients. To hand them to torch as they are would make
+    it import its symbolic shapes, whose 40 MB are most of what a small micro-batch takes.
+    """
+    ways = [(x * gradients[name]).sum() for name, x in embedded.items() if x.requires_grad]
+    torch.autograd.backward(ways)

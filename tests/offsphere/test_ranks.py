@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import re
 import runpy
 import signal
+import string
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,13 +22,15 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from torch import Tensor, nn
 
 from offsphere.doctor import in_double
 from offsphere.names import CELLS, LOSSES
 from offsphere.objective import Objective
 from offsphere.record import RunFolder
-from offsphere.training.loop import Method
+from offsphere.shards import ShardFacts, write_manifest
+from offsphere.training.loop import Method, Streamed
 from offsphere.training.microbatch import prepare_batch_norm, split_step
 from offsphere.training.ranks import Ranks, Rows, Tensors, share, take
 from offsphere.training.settings import TrainSettings
@@ -196,6 +201,11 @@ def gradients(case: Case, ranks: Ranks, microbatch: int | None = None) -> Gradie
             own = ranks.own(rows)
             split_step(method, take(batch, own, share(rows, 0, 1)), step, settings, ranks)
         method.after_step(0.5)
+    return state_of(method)
+
+
+def state_of(method: Method) -> Gradients:
+    """A copy of every gradient and buffer."""
     found = {name: p.grad for name, p in method.named_parameters() if p.grad is not None}
     kept = {f"buffer {name}": x for name, x in method.named_buffers()}
     return {name: x.clone() for name, x in (found | kept).items()}
@@ -237,6 +247,59 @@ def gradients_on_ranks(ranks: Ranks, out: str) -> None:
         expected = {name: gradients(build(), ALONE) for name, build in all_cases().items()}
         torch.save(expected, f"{out}.expected")
     torch.save(found, out)
+
+
+SHARDS, IN_SHARD, STREAMED_STEPS = 4, 6, 4
+
+
+def write_shards(folder: Path) -> Path:
+    """Shards of flat pictures that tell their number, captioned with one letter each."""
+    folder.mkdir()
+    facts = {}
+    for shard in range(SHARDS):
+        path = folder / f"t-{shard}.tar"
+        with tarfile.open(path, "w") as archive:
+            for number in range(shard * IN_SHARD, (shard + 1) * IN_SHARD):
+                picture = io.BytesIO()
+                Image.new("RGB", (32, 32), (10 * number, 0, 99)).save(picture, "png")
+                letter = string.ascii_lowercase[number].encode()
+                for suffix, content in (("png", picture.getvalue()), ("txt", letter)):
+                    member = tarfile.TarInfo(f"s{number:02d}.{suffix}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+        facts[path.name] = ShardFacts(IN_SHARD, path.stat().st_size)
+    write_manifest(folder, facts)
+    return folder
+
+
+def streamed_clip(shards: Path) -> tuple[Method, Streamed, TrainSettings]:
+    """CLIP on shards that can only be read in order, as its script builds it."""
+    from crossmodal import experiment
+    from crossmodal.methods import Clip
+    from crossmodal.shards import StreamedPairs
+    from crossmodal.train_clip import Config
+
+    settings = Config(
+        batch_size=9, model="tiny_vit", cell="learnable", variance_weight=3, min_scale=0.5,
+        data=f"wds:file://{shards}/t-{{0..{SHARDS - 1}}}.tar", data_test=f"wds:{shards}/t-0.tar",
+    )  # fmt: skip
+    towers = experiment.build_towers(settings)
+    data = experiment.load_splits(settings, towers.image_size, frozen=False).train
+    assert isinstance(data, StreamedPairs)
+    objective = experiment.build_objective(settings, len(data))
+    method = Clip(towers, objective, experiment.random_look(towers, settings), settings)
+    return in_double(method), experiment.StreamedBatches(data, towers), settings
+
+
+def streams_on_ranks(ranks: Ranks, out: str) -> None:
+    """The batches that this rank reads of an epoch and a half, and the last step's gradients."""
+    method, batches, settings = streamed_clip(Path(out).parent / "shards")
+    read = []
+    for step, batch in enumerate(batches.from_step(0, STREAMED_STEPS)):
+        method.zero_grad()
+        split_step(method, batch, step, settings, ranks)
+        read.append(tuple(batch))
+    torch.save({"read": read, "state": state_of(method)}, out)
 
 
 def open_clip_on_ranks(ranks: Ranks, out: str) -> None:
@@ -343,6 +406,34 @@ def test_gradients_on_ranks_are_those_of_one_process(launched, count: int, tmp_p
         assert_alike(found[0][name], expected[name], f"{name} on {count} ranks")
         for other in found[1:]:  # not one bit apart, or weights and queues would drift
             assert all(torch.equal(other[name][k], x) for k, x in found[0][name].items()), name
+
+
+def test_streams_on_ranks_give_every_sample_once_and_one_process_gradients(launched, tmp_path):
+    """Two ranks read two of four shards each, in batches of 4 and 5 rows."""
+    from crossmodal.methods import Pairs
+
+    shards = write_shards(tmp_path / "shards")
+    launched.start("streams", 2, str(tmp_path / "found"))
+    assert launched.wait() == [0, 0], launched.said(0) + launched.said(1)
+    found = [torch.load(f"{tmp_path / 'found'}.{rank}") for rank in (0, 1)]
+    epoch = SHARDS * IN_SHARD // 2
+    seen = []
+    for rank, size in enumerate((4, 5)):
+        assert {len(images) for images, _ in found[rank]["read"]} == {size}
+        numbers = [
+            n // 10 for images, _ in found[rank]["read"] for n in images[:, 0, 0, 0].tolist()
+        ]
+        assert len(set(numbers[:epoch])) == epoch
+        seen += numbers[:epoch]
+    assert sorted(seen) == list(range(SHARDS * IN_SHARD))
+
+    method, _, _ = streamed_clip(shards)
+    for step, parts in enumerate(zip(found[0]["read"], found[1]["read"], strict=True)):
+        method.zero_grad()
+        whole = Pairs(*(torch.cat(both) for both in zip(*parts, strict=True)))
+        method(whole, step).losses["loss"].backward()
+    for part in found:
+        assert_alike(part["state"], state_of(method), "clip on a stream, on 2 ranks")
 
 
 def test_the_peer_halves_the_gradient_on_two_ranks(launched, tmp_path: Path):
@@ -475,6 +566,34 @@ def test_mistakes_end_every_rank_and_are_told_once(launched, tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_a_streamed_run_goes_on_with_as_many_ranks_as_it_began_with(scripts, launched, tmp_path):
+    shards, script = write_shards(tmp_path / "shards"), "crossmodal/train_clip.py"
+    common = f"--data=wds:file://{shards}/t-{{0..3}}.tar --data-test=wds:{shards}/t-0.tar"
+    common += " --model=tiny_vit --batch-size=9 --samples=180 --log-every=1 --threads=1"
+    common += " --device=cpu --lr=0.0003"
+
+    def words(name: str) -> list[str]:
+        return [*common.split(), f"--out={tmp_path / name}"]
+
+    launched.start("script", 2, script, *words("whole"))
+    assert launched.wait() == [0, 0], launched.said(0)
+    launched.start("script", 2, script, *words("cut"))
+    wait_for_rows(tmp_path / "cut", 2)
+    os.kill(launched.pids[0], signal.SIGTERM)
+    assert launched.wait() == [130, 130], launched.said(0)
+    alone = scripts.run("train_clip", *words("cut"))
+    assert alone.code == 1
+    assert "began with: 2 rank(s) and --workers=1 each, not 1 and 1." in alone.stderr
+    launched.start("script", 2, script, *words("cut"), "--workers=2")
+    assert launched.wait() == [1, 1]
+    assert "--workers=1 each, not 2 and 2." in launched.said(0)
+    launched.start("script", 2, script, *words("cut"))
+    assert launched.wait() == [0, 0], launched.said(0)
+    mine, theirs = only_run(tmp_path / "cut").steps(), only_run(tmp_path / "whole").steps()
+    assert [row["train/loss"] for row in mine] == [row["train/loss"] for row in theirs]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "--devices=2"])
 def test_both_launchers_train_the_same_run(launcher: str, scripts, tmp_path: Path):
     assert scripts.run("train_simclr", *flags(tmp_path / "whole", 6)).code == 0
@@ -508,6 +627,10 @@ if __name__ == "__main__":
     if job == "script":
         script_on_ranks(*place, *words)
     else:
-        on_ranks = {"gradients": gradients_on_ranks, "open_clip": open_clip_on_ranks}[job]
-        on_ranks(connect(*place), f"{words[0]}.{rank}")
+        jobs = {
+            "gradients": gradients_on_ranks,
+            "open_clip": open_clip_on_ranks,
+            "streams": streams_on_ranks,
+        }
+        jobs[job](connect(*place), f"{words[0]}.{rank}")
         dist.destroy_process_group()

@@ -419,11 +419,13 @@
           seeds: `${m.n[place]}${missing}`,
           difference: number(diff.mean[place], m.decimals, true),
           "difference-interval": interval(diff.low[place], diff.high[place], m.decimals, true),
+          crossed: interval(...(m.crossed?.[place] ?? [null, null]), m.decimals, true),
           effect: number(m.effect[place], 2, true),
           smallest: number(m.smallest[place], m.decimals),
         };
         for (const [name, text] of Object.entries(texts)) {
-          row.querySelector(`.${name}`).textContent = text;
+          const cell = row.querySelector(`.${name}`);
+          if (cell) cell.textContent = text;
         }
         row.hidden = !shown(place);
       }

@@ -1,4 +1,4 @@
-"""A results folder of three small studies with known effects, for the report and its page."""
+"""A results folder of four small studies with known effects, for the report and its page."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _symmetry(folder / "symmetry")
     _small_batch(folder / "small_batch")
     _hostile(folder / "hostile")
+    _theory(folder / "theory")
     return folder
 
 
@@ -60,7 +61,8 @@ def _symmetry(folder: Path) -> None:
                 size = 4.0 ** (2 - left - right)
                 norms = size * np.exp(rng.normal(0, 0.2, 50))
                 examples.append((name, "norm_document", norms))
-                examples.append((name, "ndcg10", rng.random(50)))
+                gains = rng.random(50)
+                examples.append((name, "ndcg10", gains - gains.mean() + row["test/ndcg10"]))
     _write(folder, rows, curves, examples)
 
 
@@ -90,6 +92,17 @@ def _hostile(folder: Path) -> None:
         for place, cell in enumerate(("cosine", HOSTILE))
     ]
     _write(folder, rows, [], [])
+
+
+def _theory(folder: Path) -> None:
+    """A part in which nothing is compared, and the figure that stands for its run's."""
+    from PIL import Image
+
+    row = {"run": "seed0-1", "status": "finished", "reason": None, "script": "simplex", "seed": 0}
+    _write(folder, [row | {"part": "optima", "band/2/plain": 0.15, "bound/slack": 1e-17}], [], [])
+    home = folder / "figures" / "optima"
+    home.mkdir(parents=True)
+    Image.new("RGB", (770, 330), "#ffffff").save(home / "band.png")
 
 
 def _write(folder: Path, rows: list, curves: list, examples: list) -> None:

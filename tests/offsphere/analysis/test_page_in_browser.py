@@ -6,6 +6,7 @@ Screenshots go to the folder OFFSPHERE_SCREENSHOTS, or to a temporary one.
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import pytest
 
 from offsphere.analysis.digest import read_study
 from offsphere.analysis.markup import interval, number
+from offsphere.analysis.panels import Measure
 from offsphere.analysis.report import write_report
 
 if TYPE_CHECKING:
@@ -152,6 +154,12 @@ def test_choosing_a_metric_puts_its_numbers_everywhere(open_page, results):
         assert cell_texts(panel, "difference") == signed
         ends = [interval(x, d, signed=True) for x in metric.difference]
         assert cell_texts(panel, "difference-interval") == ends
+        none = Measure(math.nan, math.nan, math.nan, 0)
+        both = [
+            Measure(x.mean, x.low, x.high, x.seeds) if x else none
+            for x in metric.crossed or [None] * len(metric.summary)
+        ]
+        assert cell_texts(panel, "crossed") == [interval(x, d, signed=True) for x in both]
         sizes = [number(x, 2, signed=True) for x in metric.effect_size]
         assert cell_texts(panel, "effect") == sizes
         assert cell_texts(panel, "smallest") == [number(x, d) for x in metric.smallest]
@@ -273,7 +281,29 @@ def test_hostile_texts_are_shown_and_do_nothing(open_page):
     panel = panel_of(page, "hostile.0")
     assert "</script><script>window.hacked = 1</script>" in panel.inner_text()
     assert page.evaluate("window.hacked") is None
-    assert page.locator("img").count() == 0
+    assert page.locator("img:not([src^='data:image/'])").count() == 0
+
+
+def test_a_claim_leads_to_its_figure_and_back(open_page):
+    page = open_page(reduced_motion="reduce")
+    claim = page.locator("#claim-mini-batch-variance")
+    claim.evaluate("row => { row.closest('details').open = true; }")
+    claim.get_by_role("link", name="figure:").click()
+    figure = page.locator('[id="figure-theory/optima/band"]')
+    assert 0 <= figure.bounding_box()["y"] < 900
+    image = figure.get_by_role("img")
+    assert image.evaluate("img => [img.complete, img.naturalWidth]") == [True, 770]
+    assert str(image.get_attribute("alt")).startswith("The variance of negative similarities")
+    figure.get_by_role("link", name="mini-batch-variance").click()
+    assert 0 <= claim.bounding_box()["y"] < 900
+
+
+def test_a_figure_stays_readable_on_a_phone(open_page):
+    figure = open_page("phone", "dark").locator('[id="figure-theory/optima/band"]')
+    assert figure.get_by_role("img").bounding_box()["width"] == 640
+    region = figure.get_by_role("region")
+    assert region.bounding_box()["width"] <= 390
+    assert region.evaluate("node => getComputedStyle(node).backgroundColor") == "rgb(255, 255, 255)"
 
 
 def test_everything_has_a_name_and_a_focus_ring(open_page):

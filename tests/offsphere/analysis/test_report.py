@@ -23,17 +23,20 @@ from scipy import special, stats
 from offsphere.analysis import digest
 from offsphere.analysis.digest import published_comparisons, read_study
 from offsphere.analysis.figures import write_figures
-from offsphere.analysis.markup import Html, element, number
+from offsphere.analysis.markup import Html, element, number, plain_number
 from offsphere.analysis.panels import (
+    RESAMPLES,
     decimals_for,
     measure,
     measures,
+    read_panel,
     tied_columns,
     varying_settings,
 )
 from offsphere.analysis.report import main, write_report
-from offsphere.analysis.tables import read_runs
-from offsphere.analysis.tasks import role_of
+from offsphere.analysis.stats import crossed_bootstrap
+from offsphere.analysis.tables import outcome_matrix, read_examples, read_runs
+from offsphere.analysis.tasks import outcomes_of, role_of
 from offsphere.names import CORNERS
 
 DATE = "2026-01-02"
@@ -116,6 +119,66 @@ def test_the_square_is_the_mean_of_each_seeds_contrast(symmetry, results):
     assert square.interaction.mean == pytest.approx((cosine - qnorm - dnorm + dot).mean())
 
 
+def test_differences_over_seeds_and_examples_are_the_crossed_bootstraps(symmetry, results):
+    examples = read_examples(results / "symmetry" / "examples.parquet")
+    panel = symmetry.panels[0]
+    metric = panel.metrics["test/ndcg10"]
+    crossed = metric.crossed
+    assert crossed is not None
+    for place, condition in enumerate(panel.conditions):
+        task, cell = ("query", "halves")[condition.context], panel.levels[condition.level]
+        if cell == "cosine":
+            assert crossed[place] is None
+            continue
+        pair = [
+            outcome_matrix(examples, [f"{c}-seed{s}-{task}" for s in panel.seeds], "ndcg10")
+            for c in (cell, "cosine")
+        ]
+        expected = crossed_bootstrap(pair[0], pair[1], resamples=RESAMPLES)
+        assert crossed[place] == expected
+        difference = metric.difference[place]
+        assert difference is not None
+        assert (expected.seeds, expected.examples) == (difference.n, 50)
+        assert expected.mean == pytest.approx(difference.mean, abs=1e-9)
+        # Another test set would move the difference too, so the interval is the wider one.
+        assert expected.high - expected.low > difference.high - difference.low
+    assert panel.metrics["test/recall100"].crossed is None
+
+
+def test_an_outcome_with_another_mean_is_not_the_metric():
+    seeds = [0, 1, 2]
+    runs = pd.DataFrame(
+        [
+            {"run": f"{cell}{seed}", "status": "finished", "script": "train_simclr", "cell": cell}
+            | {"seed": seed, "test/probe": 0.5}
+            for cell in ("cosine", "dot")
+            for seed in seeds
+        ]
+    )
+    half = {run: {"probe_correct": np.array([0.0, 1.0] * 4)} for run in runs["run"]}
+    none = pd.DataFrame({name: [] for name in ("run", "step", "name", "value")})
+
+    def crossed(examples):
+        panel = read_panel("", "train_simclr", runs, None, [], none, examples)
+        return panel.metrics["test/probe"].crossed
+
+    found = crossed(half)
+    assert [each and (each.seeds, each.mean) for each in found or []] == [None, (3, 0.0)]
+    assert crossed(half | {"dot1": {"probe_correct": np.ones(8)}}) is None
+    shorter = {"dot1": {"probe_correct": np.array([0.0, 1.0])}}
+    assert crossed(half | shorter) is None
+    fewer = crossed({run: half[run] for run in half if run != "dot1"})
+    assert [each and (each.seeds, each.dropped) for each in fewer or []] == [None, (2, 1)]
+    assert crossed({}) is None
+
+
+def test_the_mean_of_both_directions_is_a_mean_of_pairs():
+    assert outcomes_of("test/mean_r1") == ("i2t_hit1", "t2i_hit1")
+    assert outcomes_of("test/i2t_r5") == ("i2t_hit5",)
+    assert outcomes_of("test/zero_shot_group") == ("zero_shot_group_correct",)
+    assert outcomes_of("test/ndcg10") == ("ndcg10",)
+
+
 def test_a_failed_run_is_listed_with_its_reason(symmetry):
     (failed,) = symmetry.unfinished
     assert (failed.run, failed.status, failed.seed) == ("dot-seed42-halves", "failed", "42")
@@ -156,7 +219,7 @@ def test_histograms_count_every_example_of_every_seed(symmetry, results):
     panel = symmetry.panels[0]
     found = [h for h in panel.histograms if h.context == 0]
     assert [h.outcome for h in found] == ["norm_document"]
-    norms = digest.norms_by_run(results / "symmetry")
+    norms = digest.examples_by_run(results / "symmetry")
     for level, shares in found[0].shares.items():
         runs = panel.conditions[panel.condition(0, level) or 0].runs
         pooled = np.concatenate([norms[run]["norm_document"] for run in runs])
@@ -273,6 +336,15 @@ def test_numbers_have_a_real_minus_and_no_negative_zero():
     assert [decimals_for([x]) for x in (0.54321, 5.4, 543.2, 54321.0, 0.001234)] == [4, 3, 1, 0, 6]
 
 
+def test_numbers_by_themselves_keep_their_digits():
+    assert [plain_number(x) for x in (0.0, 0.15, -2.00263, 22040.0, 1000.0)] == [
+        *("0", "0.15", "−2.003", "22,040", "1000")
+    ]
+    assert plain_number(-2.7755e-17) == "−2.8 × 10⁻¹⁷"
+    assert plain_number(3.04e12) == "3.0 × 10¹²"
+    assert plain_number(math.nan) == "–"
+
+
 @given(st.text(), st.text())
 def test_no_text_leaves_its_element(text, value):
     found = Elements(element("p", text, title=value))
@@ -300,8 +372,9 @@ def test_the_page_stands_alone_and_runs_only_its_own_script(written):
     text = written.read_text()
     found = Elements(text)
     for tag, attributes in found.found:
-        assert tag not in ("link", "img", "iframe", "object")
-        assert "src" not in attributes
+        assert tag not in ("link", "iframe", "object")
+        assert tag == "img" or "src" not in attributes
+        assert (attributes.get("src") or "data:image/").startswith("data:image/")
         assert all(not name.startswith("on") for name in attributes)
         assert (attributes.get("href") or "#").startswith("#")
     assert "url(" not in text
@@ -310,7 +383,8 @@ def test_the_page_stands_alone_and_runs_only_its_own_script(written):
     digest_ = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = next(a["content"] for t, a in found.found if a.get("http-equiv"))
     assert policy == (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest_}'"
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digest_}'"
     )
     assert len(text) < 2_000_000
 

@@ -86,6 +86,9 @@ def test_one_row_per_run_folder(study):
     assert first["script"] == "train"
     assert table["data_hash"].nunique() == 1
     assert "run/status" not in table.columns
+    assert first["run/versions"]["numpy"] == np.__version__
+    assert first["run/data"] == {"train": {"hash": "abc", "size": 3}}
+    assert first["run/python"] == ".".join(map(str, sys.version_info[:3]))
     assert str(table["limit"].dtype) == "Int64"
     assert str(table["head_norm"].dtype) == "bool"
 

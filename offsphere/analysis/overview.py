@@ -1,0 +1,185 @@
+"""Three pictures of the answer: symmetry, the variance term, the squares of cells. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offsphere.analysis.digest import Comparison, Study
+from offsphere.analysis.figures import STYLE, new_figure, save
+from offsphere.analysis.panels import Measure, Panel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+KINDS = {"asymmetric": "different roles", "symmetric": "interchangeable", "control": "control"}
+SQUARE = (("cosine", "qnorm"), ("dnorm", "dot"))
+CORNERS = {"qnorm", "dnorm", "dot"}
+PUBLISHED_ENCODER = "contriever, fine-tuned"
+PER_LINE = 4
+
+
+def write_overview(
+    studies: Sequence[Study], comparisons: Sequence[Comparison], folder: Path
+) -> list[Path]:
+    """Write the pictures that the studies have data for; the files."""
+    import matplotlib as mpl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    with mpl.rc_context(STYLE):
+        for name, figure in (
+            ("symmetry", draw_symmetry(comparisons)),
+            ("variance", draw_variance(studies)),
+            ("squares", draw_squares(comparisons)),
+        ):
+            if figure is not None:
+                written += save(figure, folder / name)
+    return written
+
+
+def draw_symmetry(comparisons: Sequence[Comparison]) -> Figure | None:
+    """Dot over cosine in every task, by whether its two sides are interchangeable."""
+    chosen = _largest([c for c in comparisons if c.cell == "dot" and c.kind in KINDS])
+    if not any(c.source == "ours" for c in chosen):
+        return None
+    rows = [(kind, c) for kind in KINDS for c in chosen if c.kind == kind]
+    figure = new_figure(9.0, 1.0 + 0.27 * (len(rows) + len({kind for kind, _ in rows})))
+    axis = figure.subplots()
+    ticks: list[tuple[int, str]] = []
+    row, last = 0, ""
+    for kind, c in rows:
+        if kind != last:
+            ticks.append((row, KINDS[kind]))
+            row, last = row + 1, kind
+        ours = c.source == "ours"
+        _whisker(axis, c.ratio, row, "#bf4a0a" if ours else "#59626c", filled=ours)
+        ticks.append((row, f"   {c.task} ({_origin(c)})"))
+        row += 1
+    axis.axvline(0, color="#575e67", linestyle=":", linewidth=1)
+    axis.set_yticks([at for at, _ in ticks], [text for _, text in ticks])
+    axis.tick_params(axis="y", length=0)
+    axis.set_ylim(row - 0.5, -0.5)
+    axis.grid(visible=False, axis="y")
+    settled = [c.ratio for c in chosen if c.ratio.n > 2]
+    ends = [c.ratio.mean for c in chosen] + [end for x in settled for end in (x.low, x.high)]
+    axis.set_xlim(min(ends) - 0.05, max(*ends, 0.0) + 0.05)
+    axis.set_xlabel("ln(dot / cosine); ours filled, 95 % intervals; published hollow")
+    return figure
+
+
+def draw_variance(studies: Sequence[Study]) -> Figure | None:
+    """What the variance term gains, and what it does to the negatives, by batch size."""
+    panel = next((p for s in studies for p in s.panels if _by_batch_size(p)), None)
+    if panel is None or panel.along is None or panel.primary is None:
+        return None
+    metric, spread = panel.metrics[panel.primary], panel.metrics.get("train/negative_variance")
+    figure = new_figure(7.2, 2.7)
+    gain, variance = figure.subplots(1, 2)
+    _, members = panel.along.groups[0]
+    for level, name in enumerate(panel.levels):
+        places = [(x, panel.condition(context, level)) for x, context in members]
+        colour = "#bf4a0a" if level != panel.baseline else "#59626c"
+        differences = [(x, metric.difference[at]) for x, at in places if at is not None]
+        _line(gain, [(x, m) for x, m in differences if m is not None], colour)
+        if spread is not None:
+            points = [(x, spread.summary[at]) for x, at in places if at is not None]
+            _line(variance, points, colour, f"weight {name}")
+    gain.axhline(0, color="#575e67", linestyle=":", linewidth=1)
+    gain.set_title(f"gain in {metric.name}, {len(panel.seeds)} seeds")
+    variance.set_title("variance of negative similarities")
+    variance.set_yscale("log")
+    variance.legend()
+    for axis in (gain, variance):
+        axis.set_xscale("log", base=2)
+        axis.set_xticks([x for x, _ in members], [f"{x:g}" for x, _ in members])
+        axis.set_xlabel("batch size")
+    return figure
+
+
+def draw_squares(comparisons: Sequence[Comparison]) -> Figure | None:
+    """The square of cells in every task of the studies of cells, beside published retrieval."""
+    squares: dict[tuple[str, str], dict[str, Measure]] = {}
+    for c in comparisons:
+        ours = c.source == "ours" and c.where.startswith("cells_")
+        if ours or (c.where.startswith(PUBLISHED_ENCODER) and c.task == "Query and document"):
+            squares.setdefault((c.task, c.where), {})[c.cell] = c.ratio
+    found = [(key, cells) for key, cells in squares.items() if cells.keys() >= CORNERS]
+    if all(where.startswith(PUBLISHED_ENCODER) for (_, where), _ in found):
+        return None
+    largest = max(abs(cells[cell].mean) for _, cells in found for cell in CORNERS)
+    lines = math.ceil(len(found) / PER_LINE)
+    figure = new_figure(2.6 * min(len(found), PER_LINE), 2.7 * lines)
+    axes = list(figure.subplots(lines, min(len(found), PER_LINE), squeeze=False).flat)
+    for axis in axes[len(found) :]:
+        axis.set_axis_off()
+    for axis, ((task, where), cells) in zip(axes, found, strict=False):
+        _square(axis, {"cosine": Measure(0.0, math.nan, math.nan, 0), **cells}, largest)
+        axis.set_title(f"{task}\n{where.replace(' · ', ', ')}", fontsize=7.5)
+    figure.supxlabel("ln(cell / cosine); [95 % interval over seeds]", fontsize=8)
+    return figure
+
+
+def _square(axis: Axes, cells: Mapping[str, Measure], largest: float) -> None:
+    """Four cells by which norm is kept; the tint is the log ratio to cosine."""
+    means = [[cells[cell].mean for cell in row] for row in SQUARE]
+    axis.imshow(means, cmap="PuOr_r", vmin=-1.6 * largest, vmax=1.6 * largest)
+    for i, row in enumerate(SQUARE):
+        for j, cell in enumerate(row):
+            x = cells[cell]
+            ends = "" if math.isnan(x.low) else f"\n[{x.low:+.3f}, {x.high:+.3f}]"
+            axis.text(j, i, f"{cell}\n{x.mean:+.3f}{ends}", ha="center", va="center", fontsize=7.5)
+    axis.set_xticks([0, 1], ["right discarded", "right kept"], fontsize=7)
+    axis.set_yticks([0, 1], ["left\ndiscarded", "left\nkept"], fontsize=7)
+    axis.grid(visible=False)
+
+
+def _largest(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """One comparison per study and task: the one with the most seeds."""
+    best: dict[tuple[str, str, str], Comparison] = {}
+    for c in comparisons:
+        study, _, rest = c.where.partition(" · ")
+        setting = rest.partition(" · ")[2] if c.source == "ours" else rest
+        key = (c.source, f"{study} {setting}", c.task)
+        if key not in best or c.ratio.n > best[key].ratio.n:
+            best[key] = c
+    return list(best.values())
+
+
+def _origin(c: Comparison) -> str:
+    """Where a comparison comes from, in few words."""
+    place = c.where.partition(" · ")[0] if c.source == "ours" else c.where.partition(", ")[0]
+    return f"{place}, " + (
+        f"{c.ratio.n} seeds" if c.source == "ours" else c.source[-8:].strip(", ")
+    )
+
+
+def _by_batch_size(panel: Panel) -> bool:
+    along = panel.along
+    return (
+        along is not None
+        and not along.of_levels
+        and along.factor == "batch_size"
+        and panel.treatment == "variance_weight"
+        and panel.primary is not None
+    )
+
+
+def _whisker(axis: Axes, x: Measure, row: float, colour: str, *, filled: bool) -> None:
+    if not math.isnan(x.low):
+        axis.plot([x.low, x.high], [row, row], color=colour, linewidth=1.6)
+    face = colour if filled else "white"
+    axis.plot([x.mean], [row], marker="s", color=colour, markerfacecolor=face, markersize=5)
+
+
+def _line(
+    axis: Axes, points: Sequence[tuple[float, Measure]], colour: str, label: str | None = None
+) -> None:
+    at = [x for x, _ in points]
+    axis.plot(at, [m.mean for _, m in points], color=colour, marker="o", markersize=4, label=label)
+    axis.fill_between(
+        at, [m.low for _, m in points], [m.high for _, m in points], color=colour, alpha=0.18
+    )
