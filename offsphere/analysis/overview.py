@@ -20,6 +20,7 @@ SQUARE = (("cosine", "qnorm"), ("dnorm", "dot"))
 CORNERS = {"qnorm", "dnorm", "dot"}
 PUBLISHED_ENCODER = "contriever, fine-tuned"
 PER_LINE = 4
+SQUARED = ("Two views of an image", "Image and text", "Query and document", "Two halves")
 
 
 def write_overview(
@@ -90,8 +91,10 @@ def draw_variance(studies: Sequence[Study]) -> Figure | None:
             _line(variance, points, colour, f"weight {name}")
     gain.axhline(0, color="#575e67", linestyle=":", linewidth=1)
     gain.set_title(f"gain in {metric.name}, {len(panel.seeds)} seeds")
-    variance.set_title("variance of negative similarities")
+    variance.set_title("variance of negatives")
     variance.set_yscale("log")
+    variance.yaxis.set_major_formatter("{x:g}")
+    variance.yaxis.set_minor_formatter("{x:g}")
     variance.legend()
     for axis in (gain, variance):
         axis.set_xscale("log", base=2)
@@ -101,24 +104,30 @@ def draw_variance(studies: Sequence[Study]) -> Figure | None:
 
 
 def draw_squares(comparisons: Sequence[Comparison]) -> Figure | None:
-    """The square of cells in every task of the studies of cells, beside published retrieval."""
-    squares: dict[tuple[str, str], dict[str, Measure]] = {}
+    """The square of cells in every task, from its most seeds, beside published retrieval."""
+    squares: dict[tuple[str, str], dict[str, Comparison]] = {}
     for c in comparisons:
-        ours = c.source == "ours" and c.where.startswith("cells_")
-        if ours or (c.where.startswith(PUBLISHED_ENCODER) and c.task == "Query and document"):
-            squares.setdefault((c.task, c.where), {})[c.cell] = c.ratio
-    found = [(key, cells) for key, cells in squares.items() if cells.keys() >= CORNERS]
-    if all(where.startswith(PUBLISHED_ENCODER) for (_, where), _ in found):
+        published = c.where.startswith(PUBLISHED_ENCODER) and c.task == "Query and document"
+        if published or (c.source == "ours" and c.task.startswith(SQUARED)):
+            squares.setdefault((c.task, c.where), {})[c.cell] = c
+    best: dict[tuple[str, str], dict[str, Comparison]] = {}
+    for cells in squares.values():
+        if cells.keys() >= CORNERS:
+            key = cells["dot"].task, cells["dot"].source
+            best[key] = max(best.get(key, {}), cells, key=_seeds)
+    if all(source != "ours" for _, source in best):
         return None
-    largest = max(abs(cells[cell].mean) for _, cells in found for cell in CORNERS)
+    found = list(best.values())
+    largest = max(abs(cells[cell].ratio.mean) for cells in found for cell in CORNERS)
     lines = math.ceil(len(found) / PER_LINE)
     figure = new_figure(2.6 * min(len(found), PER_LINE), 2.7 * lines)
     axes = list(figure.subplots(lines, min(len(found), PER_LINE), squeeze=False).flat)
     for axis in axes[len(found) :]:
         axis.set_axis_off()
-    for axis, ((task, where), cells) in zip(axes, found, strict=False):
-        _square(axis, {"cosine": Measure(0.0, math.nan, math.nan, 0), **cells}, largest)
-        axis.set_title(f"{task}\n{where.replace(' · ', ', ')}", fontsize=7.5)
+    for axis, cells in zip(axes, found, strict=False):
+        ratios = {cell: c.ratio for cell, c in cells.items()}
+        _square(axis, {"cosine": Measure(0.0, math.nan, math.nan, 0), **ratios}, largest)
+        axis.set_title(f"{cells['dot'].task}\n{_origin(cells['dot'])}", fontsize=7.5)
     figure.supxlabel("ln(cell / cosine); [95 % interval over seeds]", fontsize=8)
     return figure
 
@@ -147,6 +156,11 @@ def _largest(comparisons: Sequence[Comparison]) -> list[Comparison]:
         if key not in best or c.ratio.n > best[key].ratio.n:
             best[key] = c
     return list(best.values())
+
+
+def _seeds(cells: Mapping[str, Comparison]) -> float:
+    """The fewest seeds of a square's cells; a published square counts as more than none."""
+    return min((c.ratio.n + 0.5 for c in cells.values()), default=0.0)
 
 
 def _origin(c: Comparison) -> str:
