@@ -25,6 +25,8 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)
 SNIPPETS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+# Blocks of commands that take a minute even when small.
+LONG = re.compile("doctor|ray|theory|moco")
 TINY_TEXT = "--encoder=scratch --width=16 --layers=1 --max-length=16 --samples=64"
 # What makes a command small; flags that come later win.
 SMALL = {
@@ -157,7 +159,9 @@ def small(command: str, home: Path) -> list[str]:
 @pytest.mark.parametrize(
     "number",
     [
-        pytest.param(n, marks=pytest.mark.slow if re.search("doctor|ray|theory", block) else ())
+        pytest.param(
+            n, marks=pytest.mark.slow if re.search("doctor|ray|theory|moco", block) else ()
+        )
         for n, block in enumerate(BLOCKS)
     ],
 )
