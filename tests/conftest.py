@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,7 +165,14 @@ def wait_for_rows():
 
 
 @pytest.fixture
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+def free_port() -> Callable[[], int]:
+    """A port nobody listens at, each time another. It lies below those the system gives to outgoing
+    connections (32,768 and up on Linux), so that none of them takes it meanwhile."""
+
+    def find() -> int:
+        while True:
+            with socket.socket() as s, contextlib.suppress(OSError):
+                s.bind(("127.0.0.1", random.SystemRandom().randrange(20_000, 32_000)))
+                return s.getsockname()[1]
+
+    return find

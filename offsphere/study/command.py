@@ -20,6 +20,7 @@ from offsphere.study.display import Display, duration
 from offsphere.study.estimate import estimate
 from offsphere.study.execution import Engine, execute
 from offsphere.study.plan import Run, Scripts, Settings, Study, load_study, main_runs, pilot_runs
+from offsphere.study.reuse import take_over
 from offsphere.study.tables import write_all, write_runs_of
 from offsphere.study.tuning import Choice, choice_for, choices_of, tuning_record
 
@@ -74,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--engine", choices=("local", "ray"), default="local")
     parser.add_argument("--gpus-per-run", type=float, default=0.0, help="what a run asks Ray for")
     parser.add_argument("--out", default="results", help="where the study's folder goes")
+    reuse = "take finished runs of the same settings from other studies in --out"
+    parser.add_argument("--reuse", action="store_true", help=reuse)
     parser.add_argument("--retry-failed", action="store_true", help="try failed runs once more")
     return parser
 
@@ -117,6 +120,8 @@ def _run_study(
             return started
 
         def stage(title: str, runs: list[Run]) -> list[Run]:
+            if args.reuse and (taken := take_over(runs, args.out)):
+                print(f"{title}: {taken} runs are taken from other studies in {args.out}.")
             tally = _tally(runs, retry_failed=args.retry_failed)
             return _stage(title, tally, engine, stops_asked, study.metric)
 

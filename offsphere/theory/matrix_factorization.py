@@ -12,6 +12,7 @@ X A, an item's a row of B. The penalty on the product A B' (Eq. 1) leaves every 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -236,7 +237,7 @@ def descend_product(gram: Float[ndarray, "p p"], rank: int, penalty: float, seed
     directions are equally steep; T = (X'X + penalty)^(-1/2) X'X.
     """
     root = _symmetric_power(gram + penalty * np.eye(len(gram)), -0.5)
-    users, items = _descend(root @ gram, rank, 0.0, seed, tolerance=1e-8)
+    users, items = _descend(root @ gram, rank, 0.0, seed, tolerance=1e-7)
     return Factors(root @ users, items)
 
 
@@ -261,17 +262,19 @@ def train_denoising(
     n, p = _size(matrix)
     rng, draw = default_rng(seed), torch.Generator().manual_seed(seed)
     noise = (penalty / n) ** 0.5
-    users, items = _random_pair(p, rank, 0.3 / p**0.5, draw)
+    users, items = (
+        x.detach().float().requires_grad_() for x in _random_pair(p, rank, 0.3 / p**0.5, draw)
+    )
     adam = torch.optim.Adam([users, items], lr=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
     for _ in range(steps):
-        rows = torch.from_numpy(_dense(matrix[rng.integers(n, size=batch)]))
-        noisy = rows + noise * torch.randn(rows.shape, dtype=rows.dtype, generator=draw)
+        rows = torch.from_numpy(_dense(matrix[rng.integers(n, size=batch)])).float()
+        noisy = rows + noise * torch.randn(rows.shape, generator=draw)
         adam.zero_grad()
         ((rows - noisy @ users @ items.T) ** 2).mean(0).sum().backward()
         adam.step()
         schedule.step()
-    return Factors(users.detach().numpy(), items.detach().numpy())
+    return Factors(users.detach().double().numpy(), items.detach().double().numpy())
 
 
 def train_on_cosine(
@@ -284,11 +287,19 @@ def train_on_cosine(
     import torch
 
     n, p = _size(matrix)
-    entries = matrix.tocoo()
-    places = torch.from_numpy(np.stack([entries.row, entries.col]).astype(np.int64))
-    clicks = torch.sparse_coo_tensor(
-        places, torch.from_numpy(entries.data), (n, p), is_coalesced=True, check_invariants=False
-    )
+    clicks, transposed = _sparse_rows(matrix), _sparse_rows(matrix.T.tocsr())
+
+    class Clicks(torch.autograd.Function):
+        """X times a matrix; autograd's own sparse product would transpose X at every step."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return clicks @ x
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            return transposed @ gradients[0]
+
     total, squares = float(matrix.sum()), float((matrix.data**2).sum())
     users, items = (torch.from_numpy(x.copy()).requires_grad_() for x in start)
     line = torch.tensor([1.0, total / (n * p)], dtype=torch.float64, requires_grad=True)
@@ -298,8 +309,8 @@ def train_on_cosine(
         return torch.nn.functional.normalize(x, dim=1)
 
     def loss() -> Tensor:
-        left, right, (slope, level) = unit(torch.sparse.mm(clicks, users)), unit(items), line
-        products = torch.sparse.mm(clicks, right) * left
+        left, right, (slope, level) = unit(Clicks.apply(users)), unit(items), line
+        products = Clicks.apply(right) * left
         cosines = left.sum(0) @ right.sum(0)
         fit = slope**2 * ((left.T @ left) * (right.T @ right)).sum()
         fit = fit + 2 * slope * level * cosines + level**2 * n * p
@@ -345,12 +356,10 @@ def block_contrast(similarity: Float[ndarray, "p p"], clusters: Int[ndarray, " p
 
 def same_cluster_auroc(similarity: Float[ndarray, "p p"], clusters: Int[ndarray, " p"]) -> float:
     """How well similarity tells pairs of one cluster from the others (ours)."""
-    from scipy.stats import rankdata
-
     values, same = _pairs(similarity, clusters)
-    positives, negatives = int(same.sum()), int((~same).sum())
-    above = rankdata(values)[same].sum() - positives * (positives + 1) / 2
-    return float(above / (positives * negatives))
+    positives, negatives = np.sort(values[same]), np.sort(values[~same])
+    below, not_above = (np.searchsorted(negatives, positives, side) for side in ("left", "right"))
+    return float((below.mean() + not_above.mean()) / (2 * len(negatives)))
 
 
 def ambiguity(
@@ -576,6 +585,15 @@ def _size(matrix: Any) -> tuple[int, int]:
 
 def _dense(matrix: Any) -> Float[ndarray, "n p"]:
     return np.asarray(matrix.toarray() if hasattr(matrix, "toarray") else matrix, dtype=np.float64)
+
+
+def _sparse_rows(matrix: csr_array) -> Tensor:
+    import torch
+
+    parts = (matrix.indptr.astype(np.int32), matrix.indices.astype(np.int32), matrix.data)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse (CSR|invariant)")
+        return torch.sparse_csr_tensor(*map(torch.from_numpy, parts), size=_size(matrix))
 
 
 def _positive(values: Float[ndarray, " k"], vectors: Float[ndarray, "p k"]) -> Spectrum:

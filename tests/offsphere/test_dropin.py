@@ -117,9 +117,10 @@ def rank_gradients(rank, world, port):
 
 
 def test_two_ranks_have_the_gradients_of_the_whole_batch(free_port):
+    port = str(free_port())
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", __file__, str(rank), "2", str(free_port)],
+            [sys.executable, "-W", "ignore", __file__, str(rank), "2", port],
             stdout=subprocess.PIPE,
             text=True,
         )

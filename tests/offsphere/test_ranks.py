@@ -340,20 +340,19 @@ def script_on_ranks(rank: int, count: int, port: int, script: str, *flags: str) 
 class Launched:
     """This file's functions on ranks, each a process that is forked from the warm one."""
 
-    def __init__(self, scripts: Any, folder: Path, port: int) -> None:
-        self.scripts, self.folder, self.port = scripts, folder, port
+    def __init__(self, scripts: Any, folder: Path, free_port: Callable[[], int]) -> None:
+        self.scripts, self.folder, self.free_port = scripts, folder, free_port
         self.pids: list[int] = []
 
     def start(self, what: str, count: int, *words: str) -> None:
-        self.pids = []
+        self.pids, port = [], str(self.free_port())
         for rank in range(count):
             here = self.folder / str(rank)
             here.mkdir(parents=True, exist_ok=True)
-            argv = [__file__, what, str(rank), str(count), str(self.port), *words]
+            argv = [__file__, what, str(rank), str(count), port, *words]
             files = {name: str(here / name) for name in ("stdout", "stderr")}
             job = {"argv": argv, "folder": str(here), **files, "largest_file": 0}
             self.pids.append(self.scripts.ask(job))
-        self.port += 1  # the last group's may not be free at once
 
     def wait(self) -> list[int]:
         return [self.scripts.ask({"pid": pid, "wait": True}) for pid in self.pids]
@@ -363,7 +362,7 @@ class Launched:
 
 
 @pytest.fixture
-def launched(scripts, tmp_path: Path, free_port: int) -> Launched:
+def launched(scripts, tmp_path: Path, free_port) -> Launched:
     return Launched(scripts, tmp_path / "ranks", free_port)
 
 
@@ -490,7 +489,7 @@ def rows_below(out: Path) -> int:
 def wait_for_rows(out: Path, rows: int, seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while rows_below(out) < rows:
-        assert time.monotonic() < end
+        assert time.monotonic() < end, [x.read_text() for x in out.parent.glob("ranks/*/stderr")]
         time.sleep(0.01)
 
 

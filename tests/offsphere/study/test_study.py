@@ -61,6 +61,34 @@ def test_every_run_is_a_row_and_a_second_call_has_nothing_to_do(study, toy):
     assert Path("results/example/curves.csv.gz").exists()
 
 
+def test_runs_of_another_study_are_taken_over_when_asked(study, toy):
+    assert study(SMALL)[0] == 0
+    first = table()
+    Path("results/example").rename("results/earlier")
+    (cut,) = Path("results/earlier").glob("dot-seed1-*")
+    (cut / "metrics.json").unlink()  # not finished: not to be taken
+    (other,) = Path("results/earlier").glob("dot-seed0-*")
+    record = other / "provenance.json"
+    record.write_text(record.read_text().replace('"toy"', '"another script"'))
+
+    code, output, _ = study(SMALL, "--reuse")
+    assert code == 0
+    assert "example: 2 runs are taken from other studies in results." in output
+    assert output.count(" finished in ") == 2
+    rows = table()
+    assert set(rows["study"]) == {"example"}
+    assert list(rows["test/score"]) == list(first["test/score"])
+    cosine = rows["cell"] == "cosine"
+    assert list(rows[cosine]["run/seconds"]) == list(first[cosine]["run/seconds"])
+    for made in Path("results/earlier").glob("cosine-*"):
+        mine = Path("results/example") / made.name
+        assert (mine / "steps.jsonl").samefile(made / "steps.jsonl")
+        assert "study: example\n" in (mine / "config.yaml").read_text()
+        assert not (mine / "config.yaml").samefile(made / "config.yaml")
+    assert not list(Path("results").glob(".taking-*"))
+    assert "taken" not in study(SMALL, "--reuse")[1]
+
+
 def test_workers_are_kept_and_what_a_run_prints_stays_with_it(study):
     code, output, _ = study(SMALL, "--workers=1")
     assert code == 0
