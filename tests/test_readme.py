@@ -9,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import open_clip
@@ -17,6 +16,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from samples import write_tar
 
 from crossmodal.settings import MODELS
 from offsphere.encoders.clip import registered_name
@@ -76,15 +76,10 @@ def picture(number: int) -> bytes:
 
 
 def shard(path: Path, numbers: range) -> None:
-    with tarfile.open(path, "w") as tar:
-        for number in numbers:
-            for name, content in (
-                (f"{number}.png", picture(number)),
-                (f"{number}.cls", b"%d" % (number % 2)),
-            ):
-                info = tarfile.TarInfo(name)
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
+    members = []
+    for number in numbers:
+        members += [(f"{number}.png", picture(number)), (f"{number}.cls", b"%d" % (number % 2))]
+    write_tar(path, members)
 
 
 def collection(path: Path) -> None:

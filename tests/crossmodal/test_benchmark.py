@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from samples import write_tar
 
 from crossmodal import benchmark, features, subjects
 from crossmodal.benchmark import Config
@@ -71,24 +72,22 @@ def write_data(root: Path, kind: str, pictures: int = PICTURES, extra: str | Non
     (root / "test").mkdir(parents=True)
     (root / "test" / "nshards.txt").write_text("2\n")
     for shard in (0, 1):
-        with tarfile.open(root / "test" / f"{shard}.tar", "w") as tar:
-            for k in range(shard, pictures, 2):
-                pixels = random.integers(0, 256, (20 + k % 5, 24 - k % 3, 3)) // (1 + k % 4)
-                png = io.BytesIO()
-                Image.fromarray(pixels.astype(np.uint8)).save(png, "png")
-                members = {"png": png.getvalue()}
-                if kind == "retrieval":
-                    words = " ".join(random.choice(["sun", "sea", "dog", "box", "hat"], 4))
-                    lines = [f"picture {k} {words} {j}" for j in range(1 + k % 3)]
-                    members["txt"] = "\n".join(lines).encode()
-                else:
-                    members["cls"] = str(int(random.integers(len(CLASSES)))).encode()
-                if extra is not None and k == 0:
-                    members[extra] = pickle.dumps({"never": "read"})
-                for suffix, content in members.items():
-                    info = tarfile.TarInfo(f"{k:04d}.{suffix}")
-                    info.size = len(content)
-                    tar.addfile(info, io.BytesIO(content))
+        members = []
+        for k in range(shard, pictures, 2):
+            pixels = random.integers(0, 256, (20 + k % 5, 24 - k % 3, 3)) // (1 + k % 4)
+            png = io.BytesIO()
+            Image.fromarray(pixels.astype(np.uint8)).save(png, "png")
+            sample = {"png": png.getvalue()}
+            if kind == "retrieval":
+                words = " ".join(random.choice(["sun", "sea", "dog", "box", "hat"], 4))
+                lines = [f"picture {k} {words} {j}" for j in range(1 + k % 3)]
+                sample["txt"] = "\n".join(lines).encode()
+            else:
+                sample["cls"] = str(int(random.integers(len(CLASSES)))).encode()
+            if extra is not None and k == 0:
+                sample[extra] = pickle.dumps({"never": "read"})
+            members += [(f"{k:04d}.{suffix}", content) for suffix, content in sample.items()]
+        write_tar(root / "test" / f"{shard}.tar", members)
     if kind == "retrieval":
         (root / "dataset_type.txt").write_text("retrieval\n")
     else:

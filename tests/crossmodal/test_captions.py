@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
+from samples import encoded, random_picture, write_tar
 from torch import Tensor
 
 from crossmodal import captions as captions_module
@@ -28,24 +26,8 @@ from offsphere.shards import BadSamples, ShardFacts, scan_shard, write_manifest
 CUTS = (0.3, 0.5, 0.77, 0.9)
 
 
-def picture(seed: int, size: int = 8) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (3, size, size), generator=generator).byte()
-
-
-def encoded(seed: int) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(picture(seed).permute(1, 2, 0).contiguous().numpy()).save(buffer, "png")
-    return buffer.getvalue()
-
-
-def write_tar(path: Path, members: list[tuple[str, bytes]]) -> Path:
-    with tarfile.open(path, "w") as archive:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return path
+def png(seed: int) -> bytes:
+    return encoded(random_picture(seed))
 
 
 def captions_json(*captions: str) -> bytes:
@@ -54,7 +36,7 @@ def captions_json(*captions: str) -> bytes:
 
 def pair(i: int) -> list[tuple[str, bytes]]:
     return [
-        (f"s{i:04d}.png", encoded(i)),
+        (f"s{i:04d}.png", png(i)),
         (f"s{i:04d}.json", captions_json(f"text {i}", f"again {i}")),
     ]
 
@@ -79,7 +61,7 @@ def assert_holds(loaded: Captioned, numbers: list[int]) -> None:
     """The samples `pair(i)` for each number, in order."""
     assert loaded.keys == tuple(f"s{i:04d}" for i in numbers)
     assert loaded.captions == tuple((f"text {i}", f"again {i}") for i in numbers)
-    expected = torch.stack([picture(i) for i in numbers])
+    expected = torch.stack([random_picture(i) for i in numbers])
     assert torch.equal(loaded.batch(torch.arange(len(numbers))), expected)
 
 
@@ -180,7 +162,7 @@ def test_any_number_of_workers_reads_one_shard(workers: int, tmp_path: Path) -> 
     write_tar(tmp_path / "one.tar", pairs(0, 30))
     steps = Steps(load(f"wds:{tmp_path}/one.tar", memory_limit=100))
     loader = torch.utils.data.DataLoader(steps, batch_size=None, num_workers=workers)
-    expected = torch.stack([picture(i) for i in steps.order.tolist()])
+    expected = torch.stack([random_picture(i) for i in steps.order.tolist()])
     assert torch.equal(torch.cat(list(loader)), expected)
 
 
@@ -201,26 +183,26 @@ def test_captions_come_from_txt_or_json(texts: dict, expected: tuple) -> None:
 
 FAULTS = {
     "zero-byte image": ([("x.png", b""), ("x.txt", b"t")], "x has an empty image"),
-    "undecodable image": ([("x.png", encoded(1)[:70]), ("x.txt", b"t")], "x.png cannot be decoded"),
+    "undecodable image": ([("x.png", png(1)[:70]), ("x.txt", b"t")], "x.png cannot be decoded"),
     "noise as image": ([("x.jpg", b"no picture"), ("x.txt", b"t")], "x.jpg cannot be decoded"),
-    "image only": ([("x.png", encoded(1))], "x has no captions"),
+    "image only": ([("x.png", png(1))], "x has no captions"),
     "caption only": ([("x.txt", b"t")], "x has no image"),
-    "wrong key": ([("x.png", encoded(1)), ("x.json", b'{"text": "t"}')], "json has only text"),
-    "empty caption": ([("x.png", encoded(1)), ("x.txt", b" \n")], "x has an empty caption"),
+    "wrong key": ([("x.png", png(1)), ("x.json", b'{"text": "t"}')], "json has only text"),
+    "empty caption": ([("x.png", png(1)), ("x.txt", b" \n")], "x has an empty caption"),
     "one empty caption": (
-        [("x.png", encoded(1)), ("x.json", captions_json("t", " "))],
+        [("x.png", png(1)), ("x.json", captions_json("t", " "))],
         "x has an empty caption",
     ),
-    "no captions in the list": ([("x.png", encoded(1)), ("x.json", captions_json())], "x has an"),
+    "no captions in the list": ([("x.png", png(1)), ("x.json", captions_json())], "x has an"),
     "captions of a wrong type": (
-        [("x.png", encoded(1)), ("x.json", b'{"captions": [1]}')],
+        [("x.png", png(1)), ("x.json", b'{"captions": [1]}')],
         "'captions' is no text or list of texts",
     ),
-    "json that is none": ([("x.png", encoded(1)), ("x.json", b"{")], "is not JSON"),
-    "json list": ([("x.png", encoded(1)), ("x.json", b'["t"]')], "is a list, not an object"),
-    "not UTF-8": ([("x.png", encoded(1)), ("x.txt", b"\xff\xfe")], "not UTF-8"),
+    "json that is none": ([("x.png", png(1)), ("x.json", b"{")], "is not JSON"),
+    "json list": ([("x.png", png(1)), ("x.json", b'["t"]')], "is a list, not an object"),
+    "not UTF-8": ([("x.png", png(1)), ("x.txt", b"\xff\xfe")], "not UTF-8"),
     "two captions files": (
-        [("x.png", encoded(1)), ("x.txt", b"t"), ("x.json", captions_json("u"))],
+        [("x.png", png(1)), ("x.txt", b"t"), ("x.json", captions_json("u"))],
         "x has two captions files that differ",
     ),
 }
@@ -243,7 +225,7 @@ def test_a_bad_sample_is_named_or_skipped_and_counted(fault: str, tmp_path: Path
     ("extra", "message"),
     [
         (pair(1), "two samples have the key 's0001'"),
-        ([("s0001.jpg", encoded(1))], r"'s0001' has two images \(s0001.png, s0001.jpg\)"),
+        ([("s0001.jpg", png(1))], r"'s0001' has two images \(s0001.png, s0001.jpg\)"),
         ([("s0001.en.json", b"{}")], r"'s0001' has two captions files"),
     ],
 )
@@ -337,7 +319,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
             return (Path.touch, (tmp_path / "trapped",))
 
     trap = pickle.dumps(Trap())
-    members = [("x.png", encoded(0)), ("x.json", trap), ("y.png", trap), ("y.txt", b"t")]
+    members = [("x.png", png(0)), ("x.json", trap), ("y.png", trap), ("y.txt", b"t")]
     path = write_tar(tmp_path / "a.tar", [*members, ("y.pyd", trap), *pairs(0, 2)])
     assert len(load(f"wds:{path}", on_bad_sample="skip").skipped) == 2
     assert not (tmp_path / "trapped").exists()
@@ -364,7 +346,7 @@ def write_pictures(folder: Path, count: int) -> list[str]:
     folder.mkdir(parents=True)
     names = [f"{i:03d}.png" for i in range(count)]
     for i, name in enumerate(names):
-        (folder / name).write_bytes(encoded(i))
+        (folder / name).write_bytes(png(i))
     return names
 
 
@@ -382,7 +364,7 @@ def test_tables_group_the_rows_of_an_image(header: str, delimiter: str, tmp_path
     loaded = load(data)
     assert loaded.keys == tuple(f"pics/{n}" for n in names)
     assert loaded.captions == tuple((f"text {i}a", f"text {i}b") for i in range(30))
-    assert torch.equal(loaded.batch(torch.tensor([7])), picture(7)[None])
+    assert torch.equal(loaded.batch(torch.tensor([7])), random_picture(7)[None])
     carved = [name for name in loaded.keys if in_validation(name.removesuffix(".png"))]
     assert load(data, "validation").keys == tuple(carved)
     with pytest.raises(ValueError, match="--data-test=csv:FILE"):
@@ -433,7 +415,7 @@ def test_flickr_folder_with_lists(tmp_path: Path) -> None:
     test = load(data, "test")
     assert test.keys == tuple(parts["test"])
     assert test.captions[1] == ("text 6 0", "text 6 1")
-    assert torch.equal(test.batch(torch.tensor([1])), picture(6)[None])
+    assert torch.equal(test.batch(torch.tensor([1])), random_picture(6)[None])
     assert len(load(data)) == 40
     (tmp_path / "Flickr_8k.testImages.txt").unlink()
     with pytest.raises(FileNotFoundError, match="none for test"):
@@ -456,7 +438,7 @@ def test_flickr_folder_without_lists_is_divided_by_a_hash(images: str, tmp_path:
 def test_flickr_folder_faults(tmp_path: Path) -> None:
     names = write_flickr(tmp_path)
     data, images = f"folder:{tmp_path}", tmp_path / "Flicker8k_Dataset"
-    (images / "extra.png").write_bytes(encoded(1))
+    (images / "extra.png").write_bytes(png(1))
     with pytest.raises(ValueError, match=r"extra\.png has no caption"):
         load(data)
     (images / "extra.png").unlink()
@@ -503,9 +485,9 @@ def test_fingerprint_follows_pictures_and_captions(tmp_path: Path) -> None:
     members = pairs(0, 4)
     assert print_of(members) == print_of(members)
     others = [
-        [("s0000.png", encoded(9)), *members[1:]],
+        [("s0000.png", png(9)), *members[1:]],
         [members[0], ("s0000.json", captions_json("other")), *members[2:]],
-        [("t0000.png", encoded(0)), ("t0000.json", members[1][1]), *members[2:]],
+        [("t0000.png", png(0)), ("t0000.json", members[1][1]), *members[2:]],
         [*members[2:], *members[:2]],
     ]
     assert len({print_of(m) for m in (members, *others)}) == 5

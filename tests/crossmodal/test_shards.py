@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.server
-import io
 import json
 import tarfile
 import threading
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
+from samples import encoded, write_tar
 from torch import Tensor
 
 from crossmodal import shards as shards_module
@@ -33,19 +32,8 @@ def picture(number: int) -> Tensor:
     return torch.full((3, 8, 8), number, dtype=torch.uint8)
 
 
-def encoded(number: int) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(picture(number).permute(1, 2, 0).contiguous().numpy()).save(buffer, "png")
-    return buffer.getvalue()
-
-
-def write_tar(path: Path, members: list[tuple[str, bytes]]) -> Path:
-    with tarfile.open(path, "w") as archive:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return path
+def png(number: int) -> bytes:
+    return encoded(picture(number))
 
 
 def pairs(start: int, stop: int) -> list[tuple[str, bytes]]:
@@ -53,7 +41,7 @@ def pairs(start: int, stop: int) -> list[tuple[str, bytes]]:
         member
         for i in range(start, stop)
         for member in (
-            (f"s{i:03d}.png", encoded(i)),
+            (f"s{i:03d}.png", png(i)),
             (f"s{i:03d}.json", json.dumps({"captions": [f"{i} a", f"{i} b", f"{i} c"]}).encode()),
         )
     ]
@@ -269,12 +257,12 @@ def test_a_wrong_count_is_named(folder: Path) -> None:
     ("extra", "message"),
     [
         ([("x.png", b""), ("x.txt", b"1 t")], "x has an empty image"),
-        ([("x.png", encoded(1)[:45]), ("x.txt", b"1 t")], "x cannot be decoded"),
-        ([("x.png", encoded(1))], "x has no captions"),
+        ([("x.png", png(1)[:45]), ("x.txt", b"1 t")], "x cannot be decoded"),
+        ([("x.png", png(1))], "x has no captions"),
         ([("x.txt", b"1 t")], "x has no image"),
-        ([("x.png", encoded(1)), ("x.json", b'{"text": "t"}')], "json has only text"),
+        ([("x.png", png(1)), ("x.json", b'{"text": "t"}')], "json has only text"),
         (pairs(0, 1), "two samples have the key 's000'"),
-        ([("x.png", encoded(1)), ("x.txt", b"1 t"), ("x.txt", b"1 t")], "duplicate file name"),
+        ([("x.png", png(1)), ("x.txt", b"1 t"), ("x.txt", b"1 t")], "duplicate file name"),
     ],
 )
 def test_a_bad_sample_is_named_or_skipped(extra: list, message: str, folder: Path) -> None:
@@ -288,7 +276,7 @@ def test_a_bad_sample_is_named_or_skipped(extra: list, message: str, folder: Pat
 
 
 def test_a_wrong_layout_is_refused_before_training(folder: Path) -> None:
-    write_tar(folder / "t-0.tar", [("x.png", encoded(0)), ("x.json", b'{"text": "t"}')])
+    write_tar(folder / "t-0.tar", [("x.png", png(0)), ("x.json", b'{"text": "t"}')])
     with pytest.raises(ValueError, match="expected a txt member.*has only text"):
         open_stream(f"file://{folder}", train_samples=TOTAL)
     write_tar(folder / "t-0.tar", [])
@@ -333,7 +321,7 @@ def table(tmp_path: Path) -> str:
     """Twelve pictures with two captions each, in a table."""
     (tmp_path / "pics").mkdir()
     for i in range(12):
-        (tmp_path / "pics" / f"p.{i:02d}.png").write_bytes(encoded(i))
+        (tmp_path / "pics" / f"p.{i:02d}.png").write_bytes(png(i))
     rows = [f"pics/p.{i:02d}.png,{i} {k}" for k in "ab" for i in range(12)]
     (tmp_path / "pairs.csv").write_text("\n".join(["image,caption", *rows]))
     return f"csv:{tmp_path}/pairs.csv"
@@ -359,7 +347,7 @@ def test_made_shards_hold_the_source(table: str, tmp_path: Path) -> None:
     assert made.keys == tuple(f"pics/p_{i:02d}" for i in range(12))
     assert torch.equal(made.batch(torch.arange(12)), source.batch(torch.arange(12)))
     with tarfile.open(out / "all-000002.tar") as archive:
-        assert archive.extractfile("pics/p_11.png").read() == encoded(11)  # pyright: ignore
+        assert archive.extractfile("pics/p_11.png").read() == png(11)  # pyright: ignore
 
 
 def test_the_manifest_of_made_shards_is_true(table: str, tmp_path: Path) -> None:
@@ -386,7 +374,7 @@ def test_shuffled_shards_follow_the_hash(table: str, tmp_path: Path) -> None:
 def test_a_split_of_a_flickr_folder(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     for i in range(6):
-        (tmp_path / "images" / f"{i}.png").write_bytes(encoded(i))
+        (tmp_path / "images" / f"{i}.png").write_bytes(png(i))
     rows = "\n".join(f"{i}.png#0\ttext {i}" for i in range(6))
     (tmp_path / "Flickr8k.token.txt").write_text(rows)
     (tmp_path / "Flickr_8k.devImages.txt").write_text("4.png\n1.png\n")
@@ -397,7 +385,7 @@ def test_a_split_of_a_flickr_folder(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_of_a_failure(table: str, tmp_path: Path) -> None:
-    (tmp_path / "pics" / "p.07.png").write_bytes(encoded(7)[:45])
+    (tmp_path / "pics" / "p.07.png").write_bytes(png(7)[:45])
     before = sorted(tmp_path.iterdir())
     with pytest.raises(ValueError, match=r"p\.07\.png cannot be decoded"):
         run(Config(source=table, out=f"{tmp_path}/a", shard_size=5))
@@ -415,7 +403,7 @@ def test_other_formats_and_equal_keys_are_refused(table: str, tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"p\.07\.gif: shards hold jpg, jpeg, png, webp pictures"):
         run(Config(source=table, out=f"{tmp_path}/a"))
     (tmp_path / "pics" / "p.07.gif").rename(tmp_path / "pics" / "p.07.png")
-    (tmp_path / "pics" / "p_01.png").write_bytes(encoded(1))
+    (tmp_path / "pics" / "p_01.png").write_bytes(png(1))
     (tmp_path / "pairs.csv").write_text(text + "\npics/p_01.png,x\n")
     with pytest.raises(ValueError, match=r"p\.01\.png and pics/p_01\.png would both have the key"):
         run(Config(source=table, out=f"{tmp_path}/a"))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torch import Tensor
+from samples import encoded, random_picture
 
 from offsphere.pictures import (
     Listing,
@@ -28,21 +26,10 @@ from offsphere.pictures import (
 from offsphere.shards import BadSamples
 
 
-def picture(seed: int, height: int = 8, width: int = 8) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (3, height, width), generator=generator).byte()
-
-
-def encoded(pixels: Tensor) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(buffer, "png")
-    return buffer.getvalue()
-
-
 @pytest.fixture
 def listing(tmp_path: Path) -> Listing:
     """Six pictures: three files of their own, then three in one file called a tar."""
-    contents = [encoded(picture(i)) for i in range(6)]
+    contents = [encoded(random_picture(i)) for i in range(6)]
     for i in range(3):
         (tmp_path / f"{i}.png").write_bytes(contents[i])
     (tmp_path / "rest.tar").write_bytes(b"head" + b"".join(contents[3:]))
@@ -56,10 +43,10 @@ def listing(tmp_path: Path) -> Listing:
 def test_pictures_are_read_by_offset_in_any_order(listing: Listing) -> None:
     order = torch.tensor([5, 0, 3, 3])
     assert torch.equal(
-        read_pictures(listing, order, 8), torch.stack([picture(i) for i in order.tolist()])
+        read_pictures(listing, order, 8), torch.stack([random_picture(i) for i in order.tolist()])
     )
     some = listing.take(np.array([4, 1]))
-    assert torch.equal(read_picture(some, 0, 8), picture(4))
+    assert torch.equal(read_picture(some, 0, 8), random_picture(4))
     assert some.where(0) == f"{listing.files[3]}: 4.png"
     assert some.where(1) == str(listing.files[1])
 
@@ -67,7 +54,7 @@ def test_pictures_are_read_by_offset_in_any_order(listing: Listing) -> None:
 def test_loading_in_memory_and_beyond(listing: Listing) -> None:
     pixels, keep = load_pictures(listing, 8, BadSamples("error"))
     assert pixels is not None
-    assert torch.equal(pixels, torch.stack([picture(i) for i in range(6)]))
+    assert torch.equal(pixels, torch.stack([random_picture(i) for i in range(6)]))
     assert keep.tolist() == list(range(6))
     assert load_pictures(listing, 8, BadSamples("error"), 6 * 3 * 64)[0] is not None
     assert load_pictures(listing, 8, BadSamples("error"), 6 * 3 * 64 - 1)[0] is None
@@ -76,14 +63,14 @@ def test_loading_in_memory_and_beyond(listing: Listing) -> None:
 
 @pytest.mark.parametrize("memory_limit", [10**9, 1])
 def test_bad_pictures_are_left_out_and_named(listing: Listing, memory_limit: int) -> None:
-    listing.files[1].write_bytes(encoded(picture(1))[:60])
+    listing.files[1].write_bytes(encoded(random_picture(1))[:60])
     bad = BadSamples("skip")
     pixels, keep = load_pictures(listing, 8, bad, memory_limit)
     assert keep.tolist() == [0, 2, 3, 4, 5]
     assert len(bad.messages) == 1
     assert f"{listing.files[1]} cannot be decoded" in bad.messages[0]
     if pixels is not None:
-        assert torch.equal(pixels, torch.stack([picture(i) for i in (0, 2, 3, 4, 5)]))
+        assert torch.equal(pixels, torch.stack([random_picture(i) for i in (0, 2, 3, 4, 5)]))
 
 
 def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
@@ -135,7 +122,9 @@ def test_limited_is_a_sorted_subset_by_seed() -> None:
 
 
 def test_square_resizes_the_short_side_and_crops() -> None:
-    assert torch.equal(square(encoded(picture(0, 4, 10)), 4), picture(0, 4, 10)[:, :, 3:7])
+    assert torch.equal(
+        square(encoded(random_picture(0, 4, 10)), 4), random_picture(0, 4, 10)[:, :, 3:7]
+    )
 
 
 def test_relative_names(tmp_path: Path) -> None:

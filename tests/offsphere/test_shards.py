@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import tarfile
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from samples import write_tar
 
 from offsphere import shards
 from offsphere.shards import (
@@ -35,15 +35,6 @@ from offsphere.shards import (
     shard_paths,
     write_manifest,
 )
-
-
-def write_tar(path: Path, members: list[tuple[str, bytes]]) -> Path:
-    with tarfile.open(path, "w") as archive:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return path
 
 
 def some_members(count: int) -> list[tuple[str, bytes]]:

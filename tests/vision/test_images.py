@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from torch import Tensor
+from samples import encoded, random_picture, write_tar
 from torch.utils.data import DataLoader
 from torchvision import datasets
 
@@ -28,20 +28,6 @@ from vision import images as images_module
 from vision.images import Images, LazyImages, load_images
 
 
-def picture(seed: int, height: int = 8, width: int = 8) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (3, height, width), generator=generator).byte()
-
-
-def encoded(pixels: Tensor, kind: str = "png") -> bytes:
-    buffer = io.BytesIO()
-    image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
-    image.save(
-        buffer, {"jpg": "jpeg"}.get(kind, kind), **({"quality": 95} if kind == "jpg" else {})
-    )
-    return buffer.getvalue()
-
-
 def write_folder(folder: Path, classes: tuple[str, ...], per_class: int) -> list[tuple[str, int]]:
     """A folder of class folders; the relative names and labels in sorted order."""
     listed = []
@@ -49,24 +35,15 @@ def write_folder(folder: Path, classes: tuple[str, ...], per_class: int) -> list
         (folder / name).mkdir(parents=True)
         for index in range(per_class):
             file = folder / name / f"{index:03d}.png"
-            file.write_bytes(encoded(picture(label * 1000 + index)))
+            file.write_bytes(encoded(random_picture(label * 1000 + index)))
             listed.append((f"{name}/{index:03d}.png", label))
     return listed
-
-
-def write_shard(path: Path, members: list[tuple[str, bytes]]) -> Path:
-    with tarfile.open(path, "w") as archive:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return path
 
 
 def sample_members(start: int, stop: int, kind: str = "png") -> list[tuple[str, bytes]]:
     members = []
     for i in range(start, stop):
-        members.append((f"s{i:04d}.{kind}", encoded(picture(i), kind)))
+        members.append((f"s{i:04d}.{kind}", encoded(random_picture(i), kind)))
         members.append((f"s{i:04d}.cls", str(i % 3).encode()))
     return members
 
@@ -81,7 +58,7 @@ def in_memory(data: str, **named) -> Images:
 def shards(tmp_path: Path) -> str:
     """Thirty samples in three shards."""
     for number in range(3):
-        write_shard(
+        write_tar(
             tmp_path / f"train-{number:06d}.tar", sample_members(number * 10, number * 10 + 10)
         )
     return f"wds:{tmp_path}/train-{{000000..000002}}.tar"
@@ -186,7 +163,7 @@ def test_folder_without_splits_is_divided_by_a_hash(tmp_path: Path) -> None:
         images = in_memory(f"folder:{tmp_path}", split=split)
         keep = [i for i, (name, _) in enumerate(listed) if emoji_module.split_of(name) == split]
         assert images.labels.tolist() == [listed[i][1] for i in keep]
-        expected = [picture(listed[i][1] * 1000 + int(listed[i][0][4:7])) for i in keep]
+        expected = [random_picture(listed[i][1] * 1000 + int(listed[i][0][4:7])) for i in keep]
         assert torch.equal(images.pixels, torch.stack(expected))
         assert images.classes == ("cat", "dog")
         found += keep
@@ -248,21 +225,21 @@ def test_too_few_images_are_refused(tmp_path: Path) -> None:
 
 def test_corrupt_picture_in_a_folder_is_named_or_skipped(tmp_path: Path) -> None:
     write_folder(tmp_path, ("a", "b"), 4)
-    (tmp_path / "a" / "001.png").write_bytes(encoded(picture(1))[:60])
+    (tmp_path / "a" / "001.png").write_bytes(encoded(random_picture(1))[:60])
     (tmp_path / "b" / "002.png").write_bytes(b"")
     with pytest.raises(ValueError, match=r"b/002.png is empty .*--on-bad-sample=skip"):
         load_images(f"folder:{tmp_path}", split="all")
     images = in_memory(f"folder:{tmp_path}", split="all", on_bad_sample="skip")
     assert len(images) == 6
     assert images.labels.tolist() == [0, 0, 0, 1, 1, 1]
-    assert torch.equal(images.pixels[1], picture(2))
+    assert torch.equal(images.pixels[1], random_picture(2))
     assert len(images.skipped) == 2
     assert any("a/001.png cannot be decoded" in message for message in images.skipped)
 
 
 def test_shards_hold_their_pictures_and_labels(shards: str) -> None:
     images = in_memory(shards, split="all")
-    assert torch.equal(images.pixels, torch.stack([picture(i) for i in range(30)]))
+    assert torch.equal(images.pixels, torch.stack([random_picture(i) for i in range(30)]))
     assert images.labels.tolist() == [i % 3 for i in range(30)]
     assert images.classes == ("0", "1", "2")
     assert images.image_size == 8
@@ -271,7 +248,9 @@ def test_shards_hold_their_pictures_and_labels(shards: str) -> None:
 def test_shards_divide_into_train_and_validation(shards: str) -> None:
     carved = [in_validation(f"train-{i // 10:06d}.tar/s{i:04d}.png") for i in range(30)]
     train = in_memory(shards, split="train")
-    assert torch.equal(train.pixels, torch.stack([picture(i) for i in range(30) if not carved[i]]))
+    assert torch.equal(
+        train.pixels, torch.stack([random_picture(i) for i in range(30) if not carved[i]])
+    )
     assert len(in_memory(shards, split="train+validation")) == 30
 
 
@@ -282,9 +261,9 @@ def test_shards_have_no_test_split(shards: str) -> None:
 
 @pytest.mark.parametrize("kind", ["jpg", "webp"])
 def test_lossy_members_decode_as_pil_does(kind: str, tmp_path: Path) -> None:
-    write_shard(tmp_path / "a.tar", sample_members(0, 4, kind))
+    write_tar(tmp_path / "a.tar", sample_members(0, 4, kind))
     images = in_memory(f"wds:{tmp_path}/*.tar", split="all")
-    content = encoded(picture(2), kind)
+    content = encoded(random_picture(2), kind)
     expected = np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).transpose(2, 0, 1)
     assert np.array_equal(images.pixels[2].numpy(), expected)
 
@@ -299,7 +278,7 @@ def test_class_names_stand_beside_the_shards(shards: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("missing", [1024, 5000, 10_300])
 def test_cut_shard_is_an_error_even_when_skipping(missing: int, tmp_path: Path) -> None:
-    path = write_shard(tmp_path / "cut.tar", sample_members(0, 10))
+    path = write_tar(tmp_path / "cut.tar", sample_members(0, 10))
     with tarfile.open(path) as archive:
         end = max(m.offset_data + m.size for m in archive)
     content = path.read_bytes()
@@ -310,7 +289,7 @@ def test_cut_shard_is_an_error_even_when_skipping(missing: int, tmp_path: Path) 
 
 
 def test_compressed_shard_is_refused(tmp_path: Path) -> None:
-    path = write_shard(tmp_path / "a.tar", sample_members(0, 3))
+    path = write_tar(tmp_path / "a.tar", sample_members(0, 3))
     path.write_bytes(gzip.compress(path.read_bytes()))
     with pytest.raises(ValueError, match="no uncompressed tar file"):
         load_images(f"wds:{path}", split="all")
@@ -319,28 +298,34 @@ def test_compressed_shard_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ([("s0001.png", encoded(picture(1)))], "two samples have the key 's0001'"),
+        ([("s0001.png", encoded(random_picture(1)))], "two samples have the key 's0001'"),
         ([("lonely.cls", b"1")], "lonely has no image"),
-        ([("lonely.png", encoded(picture(1)))], "lonely has no label"),
+        ([("lonely.png", encoded(random_picture(1)))], "lonely has no label"),
         ([("empty.png", b""), ("empty.cls", b"1")], "empty.png is empty"),
-        ([("bad.png", encoded(picture(1))[:70]), ("bad.cls", b"1")], "bad.png cannot be decoded"),
         (
-            [("bad.jpg", encoded(picture(1, 64, 64), "jpg")[:900]), ("bad.cls", b"1")],
+            [("bad.png", encoded(random_picture(1))[:70]), ("bad.cls", b"1")],
+            "bad.png cannot be decoded",
+        ),
+        (
+            [("bad.jpg", encoded(random_picture(1, 64, 64), "jpg")[:900]), ("bad.cls", b"1")],
             "bad.jpg cann",
         ),
         ([("noise.jpg", b"not a picture"), ("noise.cls", b"1")], "noise.jpg cannot be decoded"),
-        ([("word.png", encoded(picture(1))), ("word.cls", b"cat")], "word.cls should hold a class"),
+        (
+            [("word.png", encoded(random_picture(1))), ("word.cls", b"cat")],
+            "word.cls should hold a class",
+        ),
     ],
 )
 def test_bad_sample_is_named_or_skipped_and_counted(
     extra: list[tuple[str, bytes]], message: str, tmp_path: Path
 ) -> None:
-    path = write_shard(tmp_path / "train.tar", sample_members(0, 6) + extra)
+    path = write_tar(tmp_path / "train.tar", sample_members(0, 6) + extra)
     with pytest.raises(ValueError, match=message) as caught:
         load_images(f"wds:{path}", split="all")
     assert str(path) in str(caught.value)
     images = in_memory(f"wds:{path}", split="all", on_bad_sample="skip")
-    assert torch.equal(images.pixels, torch.stack([picture(i) for i in range(6)]))
+    assert torch.equal(images.pixels, torch.stack([random_picture(i) for i in range(6)]))
     assert len(images.skipped) == 1
     assert message in images.skipped[0]
 
@@ -386,11 +371,13 @@ def test_lazy_images_equal_those_in_memory(shards: str) -> None:
 
 
 def test_lazy_images_find_corrupt_pictures_first_when_skipping(tmp_path: Path) -> None:
-    extra = [("bad.png", encoded(picture(1))[:70]), ("bad.cls", b"1")]
-    path = write_shard(tmp_path / "train.tar", extra + sample_members(0, 6))
+    extra = [("bad.png", encoded(random_picture(1))[:70]), ("bad.cls", b"1")]
+    path = write_tar(tmp_path / "train.tar", extra + sample_members(0, 6))
     lazy = load_images(f"wds:{path}", split="all", on_bad_sample="skip", memory_limit=100)
     assert isinstance(lazy, LazyImages)
-    assert torch.equal(lazy.batch(torch.arange(6)), torch.stack([picture(i) for i in range(6)]))
+    assert torch.equal(
+        lazy.batch(torch.arange(6)), torch.stack([random_picture(i) for i in range(6)])
+    )
     assert len(lazy.skipped) == 1
     strict = load_images(f"wds:{path}", split="all", memory_limit=100)
     with pytest.raises(ValueError, match=r"train.tar: bad.png cannot be decoded"):
@@ -398,13 +385,13 @@ def test_lazy_images_find_corrupt_pictures_first_when_skipping(tmp_path: Path) -
 
 
 def test_fingerprint_changes_with_content_only(tmp_path: Path) -> None:
-    first = write_shard(tmp_path / "a.tar", sample_members(0, 4))
-    second = write_shard(tmp_path / "b.tar", sample_members(0, 4))
+    first = write_tar(tmp_path / "a.tar", sample_members(0, 4))
+    second = write_tar(tmp_path / "b.tar", sample_members(0, 4))
     members = sample_members(0, 4)
     members[1] = (members[1][0], b"2")
-    third = write_shard(tmp_path / "c.tar", members)
-    members[0] = (members[0][0], encoded(picture(99)))
-    fourth = write_shard(tmp_path / "d.tar", members)
+    third = write_tar(tmp_path / "c.tar", members)
+    members[0] = (members[0][0], encoded(random_picture(99)))
+    fourth = write_tar(tmp_path / "d.tar", members)
     prints = [
         in_memory(f"wds:{p}", split="all").fingerprint for p in (first, second, third, fourth)
     ]
@@ -444,7 +431,7 @@ def test_wrong_arguments_are_explained(named: dict, message: str) -> None:
 @given(st.integers(2, 40), st.integers(2, 40), st.integers(2, 20), st.integers(0, 99))
 def test_resize_square_equals_pil(height: int, width: int, size: int, seed: int) -> None:
     """Short side to `size`, bilinear with antialiasing, centre crop; within one grey level."""
-    pixels = picture(seed, height, width)
+    pixels = random_picture(seed, height, width)
     short = min(height, width)
     tall, wide = (max(size, round(side * size / short)) for side in (height, width))
     image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
@@ -457,7 +444,7 @@ def test_resize_square_equals_pil(height: int, width: int, size: int, seed: int)
 
 
 def test_resize_square_crops_the_long_side() -> None:
-    pixels = picture(0, 4, 10)[None]
+    pixels = random_picture(0, 4, 10)[None]
     assert torch.equal(resize_square(pixels, None), pixels[:, :, :, 3:7])
 
 
