@@ -62,6 +62,9 @@ def draw_symmetry(comparisons: Sequence[Comparison]) -> Figure | None:
         row += 1
     axis.axvline(0, color="#575e67", linestyle=":", linewidth=1)
     axis.set_yticks([at for at, _ in ticks], [text for _, text in ticks])
+    for label in axis.get_yticklabels():
+        if label.get_text() in KINDS.values():
+            label.set_fontweight("bold")
     axis.tick_params(axis="y", length=0)
     axis.set_ylim(row - 0.5, -0.5)
     axis.grid(visible=False, axis="y")
