@@ -153,4 +153,35 @@ CAPTIONS: dict[tuple[str, str], Caption] = {
         },
         ("norms-only-grow", "tangent-gradient"),
     ),
+    ("planted", "cells"): Caption(
+        "A planted magnitude signal is found",
+        "Three bars for each cell: held-out nDCG@10 with its own score, with the magnitudes of "
+        "the documents shuffled, and with their norms discarded. The first bar is the highest for "
+        "the cells that keep the document's norm; for the other two all three are equal.",
+        "Relevance was written into the norms of the documents. A cell that keeps them loses what "
+        "they carry when they change places; cosine and dnorm do not see them and lose nothing.",
+        {
+            "qnorm/gain": "What qnorm gains by its magnitudes, nDCG@10",
+            "dot/gain": "What dot gains",
+            "cosine/gain": "What cosine gains",
+            "dnorm/gain": "What dnorm gains",
+            "planted/p": "p of the verdict, from qnorm",
+        },
+        (),
+    ),
+    ("planted", "counter"): Caption(
+        "Free vectors count their relevant queries",
+        "The norms of free document vectors against the number of relevant queries, both on "
+        "logarithmic axes, one colour per cell: rising points for the cells that keep the norm of "
+        "the document, a flat line of points for the other two.",
+        "Trained as free vectors, documents with more relevant queries grow longer under the cells "
+        "that let a norm act on the score, and hardly at all under those that discard it.",
+        {
+            "qnorm/counter_slope": "Slope, qnorm",
+            "dot/counter_slope": "Slope, dot",
+            "cosine/counter_slope": "Slope, cosine",
+            "dnorm/counter_slope": "Slope, dnorm",
+        },
+        (),
+    ),
 }

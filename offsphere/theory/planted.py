@@ -308,6 +308,9 @@ def _draw_counter(counts: np.ndarray, norms: dict[str, np.ndarray]) -> Figure:
         axes.plot(counts, values, "o", ms=4, alpha=0.6, label=cell)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:.2g}")
     axes.set_xlabel("relevant queries of a document")
     axes.set_ylabel("norm of its free vector, from 1")
     axes.set_title("The relevance counter")
