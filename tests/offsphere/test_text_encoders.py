@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from samples import write_bert
 
 from offsphere.encoders import text
 from offsphere.encoders.text import (
@@ -19,25 +20,13 @@ from offsphere.encoders.text import (
 )
 from offsphere.geometry import unit
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "dog", "sat", "ran", "##s"]
+WORDS = ["a", "cat", "dog", "sat", "ran", "##s"]
 TEXTS = ["a cat sat", "dogs", "", "a a a a cat ran ran ran"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A BERT of 16 random features, as transformers saves it."""
-    from transformers import BertConfig, BertModel, BertTokenizer
-
-    path = tmp_path_factory.mktemp("bert")
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=12,
-    )  # fmt: skip
-    BertModel(config).save_pretrained(path)
-    (path / "vocab.txt").write_text("\n".join(WORDS))
-    BertTokenizer(str(path / "vocab.txt")).save_pretrained(path)
-    return path
+    return write_bert(tmp_path_factory.mktemp("bert"), WORDS, layers=2, positions=12)
 
 
 def with_modules(folder: Path, path: Path, kinds: list[str], pooling: dict) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from samples import write_bert
 
 LETTERS = "catdogsunseaboxjarowlfoxbeeantoakelmicefogmudlogmapkeypincup"
 WORDS = [LETTERS[i : i + 3] for i in range(0, len(LETTERS), 3)]
@@ -59,19 +60,7 @@ def collection_folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def bert_folder(tmp_path_factory) -> Path:
     """A BERT of 16 random features that knows the words, as transformers saves it."""
-    from transformers import BertConfig, BertModel, BertTokenizer
-
-    path = tmp_path_factory.mktemp("bert")
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(vocabulary), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=32,
-    )  # fmt: skip
-    BertModel(config).save_pretrained(path)
-    (path / "vocab.txt").write_text("\n".join(vocabulary))
-    BertTokenizer(str(path / "vocab.txt")).save_pretrained(path)
-    return path
+    return write_bert(tmp_path_factory.mktemp("bert"), WORDS)
 
 
 @pytest.fixture(autouse=True)
