@@ -498,6 +498,7 @@ def _with_primary_verdicts(lines: list[Verdict]) -> list[Verdict]:
             line.claim.margin,
             alpha=ALPHA,
             p_values=(first, second),
+            family=len(places),
         )
         p = first if second is None else min(first, second)
         lines[place] = Verdict(
@@ -591,7 +592,7 @@ def _columns(line: Verdict) -> tuple[str, ...]:
     word = (
         line.verdict
         if line.seeds_needed is None
-        else f"{line.verdict} (needs n={line.seeds_needed})"
+        else f"{line.verdict} (n={line.seeds_needed} would settle it)"
     )
     return claim.id, claim.kind, word, value, seeds, published
 

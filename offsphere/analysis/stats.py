@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -142,7 +142,7 @@ class Decision:
     word: Word
     sentence: str
     seeds_needed: int | None
-    """For an inconclusive claim: seeds for 80 % power at the margin and the spread seen."""
+    """For an inconclusive claim: the seeds that settle it if mean and spread stay the same."""
 
 
 def contrast(
@@ -435,21 +435,22 @@ def verdict(
     *,
     alpha: float = 0.05,
     p_values: tuple[float, float | None] | None = None,
+    family: int = 1,
 ) -> Decision:
     """What the seeds say about a claim fixed in advance.
 
     greater, less: supported or contradicted by the sign of a difference that is seen; equivalent
     if none is seen and it is shown to lie inside the margin. equivalent: equivalent if shown to
     lie inside, contradicted if shown to lie outside. not_greater: supported if shown to lie below
-    the margin, contradicted if above. Otherwise inconclusive, with the seeds that are missing.
-    `p_values` are those of `claim_p_values`, adjusted for their family.
+    the margin, contradicted if above. Otherwise inconclusive, with the seeds that would settle it.
+    `p_values` are those of `claim_p_values`, adjusted for their family of so many claims.
     """
     _check_share("alpha", alpha)
     first, second = claim_p_values(measured, expect, margin) if p_values is None else p_values
     word = _decide(measured, expect, first <= alpha, second is not None and second <= alpha)
     needed = None
-    if word == "inconclusive" and margin is not None and measured.sd > 0:
-        needed = _seeds_needed(measured, expect, margin, alpha)
+    if word == "inconclusive" and measured.sd > 0:
+        needed = _seeds_needed(measured, expect, margin, alpha / family)
     return Decision(word, _sentence(measured, expect, margin, word, needed), needed)
 
 
@@ -464,13 +465,16 @@ def _decide(measured: Estimate, expect: Expectation, first: bool, second: bool) 
 
 
 def _seeds_needed(
-    measured: Estimate, expect: Expectation, margin: float, alpha: float
+    measured: Estimate, expect: Expectation, margin: float | None, level: float
 ) -> int | None:
-    if expect == "equivalent":
-        return seeds_for_equivalence(measured.sd, margin, alpha=alpha)
-    # Below the margin is a one-sided question about a true difference of 0.
-    tails = alpha if expect in ("greater", "less") else 2 * alpha
-    return seeds_for_difference(measured.sd, margin, alpha=tails)
+    """The fewest seeds that would decide if mean and spread stayed as they are."""
+
+    def decided(n: int) -> bool:
+        more = replace(measured, n=n)
+        more = replace(more, p=2 * min(more.p_above(0.0), more.p_below(0.0)))
+        return any(p is not None and p <= level for p in claim_p_values(more, expect, margin))
+
+    return _fewest(decided)
 
 
 def _sentence(
@@ -487,9 +491,10 @@ def _sentence(
             "equivalent": f"a difference inside or outside {bound}",
             "not_greater": f"a difference below or above {bound}",
         }[expect]
-        missing = "" if needed is None else f" About {needed} seeds would give 80 % power."
-        if margin is not None and needed is None and measured.sd > 0:
-            missing = f" More than {MOST_SEEDS} seeds would be needed at this spread."
+        missing = ""
+        if measured.sd > 0:
+            seeds = f"more than {MOST_SEEDS}" if needed is None else str(needed)
+            missing = f" If mean and spread stay as they are, {seeds} seeds would settle it."
         return f"{size} does not show {wanted}.{missing}"
     if word == "equivalent":
         return f"{size} lies inside the margin of {bound}."

@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     from numpy import ndarray as Array
 
 RUNS, CURVES, EXAMPLES = "runs.csv", "curves.csv.gz", "examples.parquet"
-# A third of pyarrow's default size: rows count up, most values are single-precision numbers.
 SMALL_PARQUET: dict[str, Any] = {
     "compression": "zstd",
     "compression_level": 12,
-    "use_dictionary": ["run", "outcome"],
-    "column_encoding": {"example": "DELTA_BINARY_PACKED", "value": "BYTE_STREAM_SPLIT"},
+    "use_dictionary": ["run", "outcome", "value"],
+    "column_encoding": {"example": "DELTA_BINARY_PACKED"},
 }
+NORM_BITS = 11
+"""The leading bits that per-example norms keep in a table (0.05 %); a run's folder has them all."""
 CURVE_COLUMNS = ("run", "step", "name", "value")
 # What stands in other columns, or says nothing about the run.
 LEFT_OUT = ("run/status", "run/reason")
@@ -137,7 +138,10 @@ def write_curves(table: pd.DataFrame, path: str | Path) -> None:
 
 
 def examples_table(folder: str | Path) -> pd.DataFrame:
-    """Every vector of every run's examples.safetensors: run, outcome, example, value."""
+    """Every vector of every run's examples.safetensors: run, outcome, example, value.
+
+    Norms are rounded to `NORM_BITS`: all digits of them would be most of the file.
+    """
     import pandas as pd
     from safetensors.numpy import load_file
 
@@ -152,14 +156,24 @@ def examples_table(folder: str | Path) -> pd.DataFrame:
             if vector.ndim == 1:
                 parts.append(_examples_part(path.name, name, vector))
     table = pd.concat(parts or [_examples_part("", "", np.zeros(0))], ignore_index=True)
-    return table.astype({"run": "category", "outcome": "category"})
+    table = table.astype({"run": "category", "outcome": "category"})
+    return table.sort_values(["outcome", "run", "example"], kind="stable", ignore_index=True)
 
 
 def write_examples(table: pd.DataFrame, path: str | Path) -> None:
-    """Write per-example outcomes as parquet (needs pyarrow)."""
+    """Write per-example outcomes as parquet (needs pyarrow).
+
+    An outcome has a row group of its own: hits and misses, one bit each, are not among norms.
+    """
     _need_pyarrow()
-    buffer = io.BytesIO()
-    table.to_parquet(buffer, engine="pyarrow", index=False, **SMALL_PARQUET)
+    from pyarrow import Table
+    from pyarrow.parquet import ParquetWriter
+
+    rows, buffer = Table.from_pandas(table, preserve_index=False), io.BytesIO()
+    counts = table["outcome"].value_counts(sort=False)
+    with ParquetWriter(buffer, rows.schema, **SMALL_PARQUET) as writer:
+        for end, count in zip(counts.cumsum(), counts, strict=True):
+            writer.write_table(rows.slice(end - count, count), row_group_size=max(count, 1))
     atomic_write(path, lambda file: file.write(buffer.getvalue()))
 
 
@@ -390,9 +404,14 @@ def _examples_part(run: str, outcome: str, vector: Array) -> pd.DataFrame:
             "run": pd.Series([run] * size, dtype=object),
             "outcome": pd.Series([outcome] * size, dtype=object),
             "example": np.arange(size, dtype=np.int32),
-            "value": vector.astype(float),
+            "value": _rounded(vector) if "norm" in outcome else vector.astype(float),
         }
     )
+
+
+def _rounded(vector: Array) -> Array:
+    mantissa, exponent = np.frexp(vector.astype(float))
+    return np.ldexp(np.round(mantissa * 2**NORM_BITS) / 2**NORM_BITS, exponent)
 
 
 def _data_hash(data: Any) -> str | None:

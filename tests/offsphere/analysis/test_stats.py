@@ -320,14 +320,14 @@ def test_a_planted_effect_gets_its_verdict(n):
         ([2.0, 2.1, 1.9], "less", 1.0, "contradicted", "is above 0."),
         ([0.2, 0.21, 0.19], "greater", 1.0, "supported", "but inside the margin of 1"),
         ([0.1, -0.1, 0.05], "greater", 1.0, "equivalent", "inside the margin of 1"),
-        ([1.0, -1.0, 0.5], "greater", 0.5, "inconclusive", "seeds would give 80 % power"),
+        ([1.0, -1.0, 0.5], "greater", 0.5, "inconclusive", "29 seeds would settle it"),
         ([1.0, -1.0, 0.5], "greater", None, "inconclusive", "a difference of either sign."),
         ([0.1, -0.1, 0.05], "equivalent", 1.0, "equivalent", "inside the margin of 1"),
         ([2.0, 2.1, 1.9], "equivalent", 1.0, "contradicted", "outside the margin of 1"),
         ([-2.0, -2.1, -1.9], "equivalent", 1.0, "contradicted", "outside the margin of 1"),
         ([-2.0, -2.1, -1.9], "not_greater", 1.0, "supported", "below the margin of 1"),
         ([2.0, 2.1, 1.9], "not_greater", 1.0, "contradicted", "above the margin of 1"),
-        ([1.0, -1.0, 0.5], "not_greater", 1e-6, "inconclusive", "More than 1000 seeds"),
+        ([1.0, -1.0, 0.0], "not_greater", 1e-6, "inconclusive", "more than 1000 seeds"),
     ],
 )
 def test_verdicts_in_words(values, expect, margin, word, part):
@@ -336,6 +336,21 @@ def test_verdicts_in_words(values, expect, margin, word, part):
     assert part in decision.sentence
     if word != "inconclusive":
         assert decision.seeds_needed is None
+
+
+@pytest.mark.parametrize("family", [1, 10])
+def test_the_seeds_that_would_settle_a_claim_do(family):
+    """Repeated as often as it says, with mean and spread unchanged, the values decide."""
+    values = np.array([1.0, -1.0, 0.5, 0.6])
+    for expect in ("greater", "equivalent", "not_greater"):
+        needed = verdict(estimate(values), expect, 0.9, family=family).seeds_needed
+        assert needed is not None
+        assert needed > 4
+        for n, decided in ((needed - 1, False), (needed, True)):
+            z = np.random.default_rng(0).standard_normal(n)
+            same = values.mean() + values.std(ddof=1) * (z - z.mean()) / z.std(ddof=1)
+            decision = verdict(estimate(same), expect, 0.9, alpha=0.05 / family)
+            assert (decision.word != "inconclusive") == decided, (expect, n)
 
 
 def test_verdict_follows_the_adjusted_p_values():

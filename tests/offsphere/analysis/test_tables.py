@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
+from pyarrow.parquet import ParquetFile
 from safetensors.numpy import save_file
 from scipy import stats as scipy_stats
 
@@ -198,9 +199,12 @@ def test_per_example_outcomes(study, tmp_path):
     matrix = outcome_matrix(examples, [two.name, None, one.name], "knn_correct")
     np.testing.assert_array_equal(matrix[[0, 2]], correct[::-1])
     assert np.isnan(matrix[1]).all()
-    np.testing.assert_array_equal(outcome_matrix(examples, [one.name], "norm")[0], norms)
+    (kept,) = outcome_matrix(examples, [one.name], "norm")
+    np.testing.assert_allclose(kept, norms, rtol=2**-11)
+    assert (np.frexp(kept)[0] * 2**11 % 1 == 0).all()
     write_examples(examples, tmp_path / EXAMPLES)
     assert_frame_equal(examples_table(tmp_path), examples, check_exact=True)
+    assert ParquetFile(tmp_path / EXAMPLES).num_row_groups == 2
     with pytest.raises(ValueError, match="Did you mean 'knn_correct'"):
         outcome_matrix(examples, [one.name], "knn_corect")
     save_file({"knn_correct": correct[1][:20]}, two / "examples.safetensors")
