@@ -61,13 +61,13 @@ def runs_table(folder: str | Path) -> pd.DataFrame:
     """
     fresh = {path.name: run_row(path) for path in run_folders(folder)}
     rows = []
-    for row in _stored_rows(Path(folder) / RUNS):
+    for row in stored_rows(Path(folder) / RUNS):
         if row["run"] in fresh:
             labels = {name: value for name, value in row.items() if "/" not in name}
             row = labels | fresh[row["run"]]
         rows.append(row)
     stored = {row["run"] for row in rows}
-    return _frame(rows + [row for name, row in fresh.items() if name not in stored])
+    return table_of(rows + [row for name, row in fresh.items() if name not in stored])
 
 
 def run_row(path: str | Path) -> dict[str, Any]:
@@ -101,10 +101,41 @@ def write_runs(table: pd.DataFrame, path: str | Path) -> None:
 
 def read_runs(path: str | Path) -> pd.DataFrame:
     """A runs table as `write_runs` wrote it."""
-    rows = _stored_rows(Path(path))
+    rows = stored_rows(Path(path))
     if not rows:
         raise ValueError(f"{path} does not exist or has no rows.")
-    return _frame(rows)
+    return table_of(rows)
+
+
+def stored_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of runs.csv or of curves.csv.gz as they stand there; none if there is no file."""
+    if not path.exists():
+        return []
+    try:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+        lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    head, *body = lines or [[]]
+    if "run" not in head:
+        raise ValueError(f"{path} has no column 'run': it is not a table of runs.")
+    for number, line in enumerate(body, 2):
+        if len(line) != len(head):
+            raise ValueError(
+                f"{path}, row {number} has {len(line)} cells, the head {len(head)}: it was cut or "
+                "edited."
+            )
+    return [dict(zip(head, map(_read_cell, line), strict=True)) for line in body]
+
+
+def table_of(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Rows as a table with one type per column: int, float, bool, or else Python objects."""
+    import pandas as pd
+
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = {name: _column([row.get(name) for row in rows]) for name in names}
+    return pd.DataFrame(columns, columns=names or ["run"])
 
 
 def curves_table(folder: str | Path) -> pd.DataFrame:
@@ -113,7 +144,7 @@ def curves_table(folder: str | Path) -> pd.DataFrame:
 
     folders = run_folders(folder)
     fresh = {path.name for path in folders}
-    rows = [tuple(row.values()) for row in _stored_rows(Path(folder) / CURVES)]
+    rows = [tuple(row.values()) for row in stored_rows(Path(folder) / CURVES)]
     rows = [row for row in rows if row[0] not in fresh]
     for path in folders:
         for step in RunFolder(path).steps():
@@ -124,12 +155,11 @@ def curves_table(folder: str | Path) -> pd.DataFrame:
             ]
     columns = zip(*rows, strict=True) if rows else ([], [], [], [])
     types = (object, "int64", object, "float64")
-    return pd.DataFrame(
-        {
-            name: pd.Series(list(values), dtype=kind)
-            for name, values, kind in zip(CURVE_COLUMNS, columns, types, strict=True)
-        }
-    ).sort_values(["run", "step"], kind="stable", ignore_index=True)
+    table = {
+        name: pd.Series(list(values), dtype=kind)
+        for name, values, kind in zip(CURVE_COLUMNS, columns, types, strict=True)
+    }
+    return joined([pd.DataFrame(table)])
 
 
 def write_curves(table: pd.DataFrame, path: str | Path) -> None:
@@ -142,7 +172,6 @@ def examples_table(folder: str | Path) -> pd.DataFrame:
 
     Norms are rounded to `NORM_BITS`: all digits of them would be most of the file.
     """
-    import pandas as pd
     from safetensors.numpy import load_file
 
     folders = [p for p in run_folders(folder) if (p / "examples.safetensors").exists()]
@@ -155,7 +184,16 @@ def examples_table(folder: str | Path) -> pd.DataFrame:
         for name, vector in sorted(load_file(path / "examples.safetensors").items()):
             if vector.ndim == 1:
                 parts.append(_examples_part(path.name, name, vector))
-    table = pd.concat(parts or [_examples_part("", "", np.zeros(0))], ignore_index=True)
+    return joined(parts or [_examples_part("", "", np.zeros(0))])
+
+
+def joined(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Curves, or per-example outcomes, as one table in its order."""
+    import pandas as pd
+
+    table = pd.concat(parts, ignore_index=True)
+    if "outcome" not in table.columns:
+        return table.sort_values(["run", "step"], kind="stable", ignore_index=True)
     table = table.astype({"run": "category", "outcome": "category"})
     return table.sort_values(["outcome", "run", "example"], kind="stable", ignore_index=True)
 
@@ -325,28 +363,6 @@ def _write_rows(path: str | Path, columns: Iterable[Any], rows: Iterable[list[An
     atomic_write(path, lambda file: file.write(content))
 
 
-def _stored_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a CSV file that `_write_rows` wrote; none if there is no file."""
-    if not path.exists():
-        return []
-    try:
-        content = path.read_bytes()
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-        lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    head, *body = lines or [[]]
-    if "run" not in head:
-        raise ValueError(f"{path} has no column 'run': it is not a table of runs.")
-    for number, line in enumerate(body, 2):
-        if len(line) != len(head):
-            raise ValueError(
-                f"{path}, row {number} has {len(line)} cells, the head {len(head)}: it was cut or "
-                "edited."
-            )
-    return [dict(zip(head, map(_read_cell, line), strict=True)) for line in body]
-
-
 def _spell(value: Any) -> str:
     """A cell's text: numbers, true, false and lists as JSON, missing as nothing, text as it is.
 
@@ -368,15 +384,6 @@ def _read_cell(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Rows as a table with one type per column: int, float, bool, or else Python objects."""
-    import pandas as pd
-
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = {name: _column([row.get(name) for row in rows]) for name in names}
-    return pd.DataFrame(columns, columns=names or ["run"])
 
 
 def _column(values: list[Any]) -> pd.Series:

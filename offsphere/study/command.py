@@ -15,20 +15,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offsphere.config import command
-from offsphere.record import RunFolder, write_json
+from offsphere.record import write_json
 from offsphere.study.display import Display, duration
 from offsphere.study.estimate import estimate
 from offsphere.study.execution import Engine, execute
+from offsphere.study.made import metrics_of, rows_only, state_of, take_over
 from offsphere.study.plan import Run, Scripts, Settings, Study, load_study, main_runs, pilot_runs
-from offsphere.study.reuse import take_over
 from offsphere.study.tables import write_all, write_runs_of
 from offsphere.study.tuning import Choice, choice_for, choices_of, tuning_record
 
 EPILOG = """
 A study that was stopped or killed goes on with the same command: finished runs are skipped, cut
-ones resume from their checkpoints. A run that fails is tried once more, then it is a failed row of
-runs.csv. The exit code is 0 if every run finished, 1 if one failed, 2 for a faulty file or flag,
-130 after Ctrl-C. A cluster for --engine=ray is named by RAY_ADDRESS.
+ones resume from their checkpoints. In a clone, which has no run folders, the rows of runs.csv say
+which runs have ended; --out=ELSEWHERE makes them anew. A run that fails is tried once more, then it
+is a failed row of runs.csv. The exit code is 0 if every run finished, 1 if one failed, 2 for a
+faulty file or flag, 130 after Ctrl-C. A cluster for --engine=ray is named by RAY_ADDRESS.
 """
 
 
@@ -98,7 +99,7 @@ class Tally(NamedTuple):
 def _tally(runs: Iterable[Run], *, retry_failed: bool) -> Tally:
     found = Tally([], [], [])
     for run in runs:
-        state = RunFolder(run.path).state
+        state = state_of(run.path)
         if state == "failed" and not retry_failed:
             found.failed.append(run)
         else:
@@ -122,6 +123,10 @@ def _run_study(
         def stage(title: str, runs: list[Run]) -> list[Run]:
             if args.reuse and (taken := take_over(runs, args.out)):
                 print(f"{title}: {taken} runs are taken from other studies in {args.out}.")
+            if elsewhere := rows_only(runs):
+                print(
+                    f"{title}: {elsewhere} runs have ended elsewhere; their rows are in runs.csv."
+                )
             tally = _tally(runs, retry_failed=args.retry_failed)
             return _stage(title, tally, engine, stops_asked, study.metric)
 
@@ -195,7 +200,7 @@ def _closing(folder: Path, runs: list[Run], failed: list[Run], choices: list[Cho
         f"{len(failed)} failed. Table: {folder / 'runs.csv'}"
     )
     for run in failed:
-        print(f"failed: {run.path}: {RunFolder(run.path).metrics().get('run/reason')}")
+        print(f"failed: {run.path}: {metrics_of(run.path).get('run/reason')}")
     untuned = [choice for choice in choices if choice.chosen is None]
     for choice in untuned:
         where = [point.labels | point.varying for point in choice.points]
@@ -226,7 +231,7 @@ def _dry_run(study: Study, scripts: Scripts, args: argparse.Namespace) -> int:
         print(study.describe)
     for run in (*pilots, *runs):
         labels = "; ".join(", ".join(f"{k} {v}" for k, v in one.items()) for one in run.labels)
-        state = RunFolder(run.path).state
+        state = state_of(run.path)
         print(f"{state}: {labels + ': ' if labels else ''}{command(run.script.path, run.config)}")
     if undecided:
         print(f"{undecided} of the settings above stand for what the pilot runs will choose.")

@@ -11,10 +11,12 @@ from offsphere.study.plan import Run
 if TYPE_CHECKING:
     import pandas as pd
 
+RUNS = "runs.csv"
+
 
 def write_runs_of(folder: Path, runs: Sequence[Run]) -> None:
     """Write runs.csv as the folder stands: a row per run, and one per arm if it is in several."""
-    from offsphere.analysis.tables import RUNS, runs_table, write_runs
+    from offsphere.analysis.tables import runs_table, write_runs
 
     table = runs_table(folder)
     if len(table):
@@ -48,3 +50,30 @@ def labelled(table: pd.DataFrame, folder: Path, runs: Sequence[Run]) -> pd.DataF
     if known.all():
         return joined
     return pd.concat([joined, table.loc[~known]], ignore_index=True)
+
+
+def copy_rows(source: Path, runs: Sequence[Run]) -> None:
+    """Copy what another study's tables hold of these runs into the tables of their own study.
+
+    runs.csv comes last, because a row of it says that the rest is there.
+    """
+    from offsphere.analysis import tables
+
+    target, study = runs[0].path.parent, runs[0].config.study
+    names = {run.path.name for run in runs}
+    target.mkdir(parents=True, exist_ok=True)
+    for read, write, file in (
+        (tables.curves_table, tables.write_curves, tables.CURVES),
+        (tables.examples_table, tables.write_examples, tables.EXAMPLES),
+    ):
+        ours = read(target).query("run not in @names")
+        theirs = read(source).query("run in @names")
+        if len(theirs):
+            write(tables.joined([ours, theirs]), target / file)
+    rows = [row for row in tables.stored_rows(target / RUNS) if row["run"] not in names]
+    taken = {
+        row["run"]: {k: v for k, v in row.items() if k not in ("part", "arm")} | {"study": study}
+        for row in tables.stored_rows(source / RUNS)
+        if row["run"] in names
+    }
+    tables.write_runs(tables.table_of([*rows, *taken.values()]), target / RUNS)

@@ -8,7 +8,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from offsphere.record import RunFolder
+from offsphere.study.made import metrics_of
 from offsphere.study.plan import (
     Point,
     Scripts,
@@ -85,7 +85,7 @@ def _scores(
     scores = {}
     for seed in tune.seeds:
         path = pilot_run(study, scripts, out, point, settings, seed).path
-        metrics = RunFolder(path).metrics()
+        metrics = metrics_of(path)
         if metrics.get("run/status") != "finished":
             continue
         if tune.metric not in metrics:

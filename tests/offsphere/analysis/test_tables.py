@@ -147,14 +147,14 @@ COLUMNS = st.sampled_from(
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_table_comes_back_to_the_last_digit(tmp_path_factory, data):
-    from offsphere.analysis.tables import _frame
+    from offsphere.analysis.tables import table_of
 
     rows = [{"run": f"run{i}"} for i in range(data.draw(st.integers(1, 4)))]
     for name in ("a", "b/c", "d,e"):
         values = data.draw(COLUMNS)
         for row in rows:
             row[name] = data.draw(st.none() | values)
-    table = _frame(rows)
+    table = table_of(rows)
     path = tmp_path_factory.mktemp("round") / RUNS
     write_runs(table, path)
     assert_frame_equal(read_runs(path), table, check_exact=True)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from offsphere.analysis.tables import read_runs
+from offsphere.analysis.tables import curves_table, examples_table, read_runs
 from offsphere.record import RunFolder
 from offsphere.study.command import study_command
 
@@ -87,6 +90,71 @@ def test_runs_of_another_study_are_taken_over_when_asked(study, toy):
         assert not (mine / "config.yaml").samefile(made / "config.yaml")
     assert not list(Path("results").glob(".taking-*"))
     assert "taken" not in study(SMALL, "--reuse")[1]
+
+
+def without_folders(study: str) -> None:
+    """Leave of a study what a clone has of it: its tables."""
+    for config in tuple(Path("results", study).rglob("config.yaml")):
+        shutil.rmtree(config.parent)
+
+
+def test_a_clone_goes_on_from_the_rows_of_the_table(study):
+    text = f"{SMALL}tune: {{metric: test/score, best: max, seeds: [7], grid: {{lr: [0.1, 0.3]}}}}\n"
+    assert study(text)[0] == 0
+    first, curves = table(), Path("results/example/curves.csv.gz").read_bytes()
+    without_folders("example")
+
+    assert "4 pilot runs and 4 runs; 8 finished, 0 failed, 0 to do." in study(text, "--dry-run")[1]
+    code, output, _ = study(text)
+    assert code == 0
+    for stage in ("example, pilots", "example"):
+        assert f"{stage}: 4 runs have ended elsewhere; their rows are in runs.csv.\n" in output
+    assert " finished in " not in output
+    assert table().equals(first)
+    assert Path("results/example/curves.csv.gz").read_bytes() == curves
+
+    more = text.replace("[0, 1]", "[0, 1, 2]")
+    assert "toy: 2 to do, about " in (said := study(more, "--dry-run")[1])
+    assert "(from 8 finished runs)" in said
+    assert study(more)[1].count(" finished in ") == 2
+    assert table()[:4].equals(first)
+    assert list(table()["seed"]) == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_failed_row_without_a_folder_stays_failed_until_it_is_tried_again(study):
+    text = "script: toy\nseeds: [0]\ngrid: {fault: [none, crash]}\n"
+    assert study(text)[0] == 1
+    without_folders("example")
+    code, output, _ = study(text)
+    assert code == 1
+    assert "2 runs, 1 finished, 1 failed." in output
+    assert "RuntimeError: a fault in step 1" in output
+    assert " tried again: " not in output
+    assert study(text, "--retry-failed")[1].count(" tried again: ") == 1
+
+
+def test_rows_of_another_study_are_taken_over_without_their_folders(study):
+    assert study(SMALL)[0] == 0
+    for number, path in enumerate(sorted(Path("results/example").glob("*-seed*"))):
+        save_file({"test/hit": np.arange(3.0) + number}, path / "examples.safetensors")
+    assert study(SMALL)[0] == 0
+    first = table()
+    without_folders("example")
+    Path("results/example").rename("results/earlier")
+
+    arms = SMALL + "arms: {plain: {}, long: {steps: 4}}\n"
+    code, output, _ = study(arms, "--reuse")
+    assert code == 0
+    assert "example: 4 runs are taken from other studies in results." in output
+    assert output.count(" finished in ") == 4
+    assert list(table()["arm"]) == ["plain", "plain", "long", "long"] * 2
+    plain = table().query("arm == 'plain'").reset_index(drop=True)
+    assert plain[first.columns].equals(first)
+    for read, rows in ((curves_table, 24), (examples_table, 12)):
+        made = read("results/example").query("run in @first.run").reset_index(drop=True)
+        assert made.astype({"run": str}).equals(read("results/earlier").astype({"run": str}))
+        assert len(made) == rows
+    assert "taken" not in study(arms, "--reuse")[1]
 
 
 def test_workers_are_kept_and_what_a_run_prints_stays_with_it(study):
