@@ -189,13 +189,14 @@ def subject_of(config: Config) -> Subject:
 def of_model(config: Config, subject: Subject) -> tuple[Benchmarked, list[Scores]]:
     """A run or an open_clip model on each data set."""
     from crossmodal import features
+    from offsphere.encoders.store import Store, cache_folder
 
     cells, own = cells_of(config, subject.exponents)
     names = [field.name for field in dataclasses.fields(features.Reading)]
     reading = features.Reading(**{name: getattr(config, name) for name in names})
     if not config.data:
         reading = dataclasses.replace(reading, split=config.split or subject.split)
-    store = features.Store(features.cache_folder() if config.cache else None)
+    store = Store(cache_folder() if config.cache else None)
     scores = []
     for data in config.data or subject.data or DEFAULT_DATA:
         for examples in features.load_examples(data, subject, reading):

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from crossmodal.captions import EMOJI_STYLES, Captioned, load_captions
 from crossmodal.subjects import Subject
-from offsphere.emoji import cache_directory
+from offsphere.encoders.store import Store
 from offsphere.names import unknown
 from offsphere.pictures import DECODING_ERRORS, MEMORY_LIMIT, Listing, decode
 from offsphere.shards import existing, index_shard, is_streamed, key_and_suffix
-from offsphere.training.run import save_tensors
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -115,27 +114,6 @@ def _drawn_size(subject: Subject) -> int:
     return subject.image_size if subject.squares else min(subject.image_size, EMOJI_SIDE)
 
 
-class Store:
-    """Tensors by key: of this process in memory, of earlier ones in files below a folder."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
-        self.kept: dict[str, dict[str, Tensor]] = {}
-
-    def get(self, facts: Sequence[Any], make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """The tensors that these facts decide, made unless they are there; None is no fact."""
-        if None in facts:
-            return make()
-        key = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
-        if key not in self.kept:
-            file = None if self.folder is None else self.folder / f"{key}.safetensors"
-            stored = None if file is None else _read_stored(file, key)
-            self.kept[key] = make() if stored is None else stored
-            if file is not None and stored is None:
-                _write_stored(file, key, self.kept[key])
-        return self.kept[key]
-
-
 def encode(subject: Subject, examples: Examples, store: Store) -> Features:
     """Every picture and every text through its tower, raw, unless the store has them."""
     decoders = [f"{package}={version(package)}" for package in DECODERS]
@@ -179,12 +157,6 @@ def _to_bytes(targets: list[Any]) -> Tensor:
 
 def _from_bytes(content: Tensor) -> list[Any]:
     return json.loads(content.numpy().tobytes())
-
-
-def cache_folder() -> Path | None:
-    """Where features are kept, or None when there is no home directory."""
-    folder = cache_directory()
-    return None if folder is None else folder / "features"
 
 
 def read_embeddings(file: Path) -> dict[Task, Features]:
@@ -495,32 +467,3 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
             return {name: torch.from_numpy(stored[name]) for name in stored.files}
     except (ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
         raise ValueError(f"{file} cannot be read as arrays of numbers: {error}.") from None
-
-
-def _read_stored(file: Path, key: str) -> dict[str, Tensor] | None:
-    """The tensors of a file, or None if it is not there or damaged."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, "pt") as stored:
-            names, about = stored.keys(), stored.metadata() or {}
-            tensors = {name: stored.get_tensor(name) for name in names}
-    except (OSError, SafetensorError):
-        return None
-    whole = about.get("key") == key and about.get("digest") == _digest(tensors)
-    return tensors if whole else None
-
-
-def _write_stored(file: Path, key: str, tensors: dict[str, Tensor]) -> None:
-    """Keep the tensors; a cache that cannot be written is done without."""
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        save_tensors(file, tensors, {"key": key, "digest": _digest(tensors)})
-
-
-def _digest(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for name, x in sorted(tensors.items()):
-        digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
-        digest.update(x.contiguous().numpy().data)
-    return digest.hexdigest()

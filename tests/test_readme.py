@@ -154,9 +154,7 @@ def small(command: str, home: Path) -> list[str]:
 @pytest.mark.parametrize(
     "number",
     [
-        pytest.param(
-            n, marks=pytest.mark.slow if re.search("doctor|ray|theory|moco", block) else ()
-        )
+        pytest.param(n, marks=pytest.mark.slow if LONG.search(block) else ())
         for n, block in enumerate(BLOCKS)
     ],
 )

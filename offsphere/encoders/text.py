@@ -16,14 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from offsphere.emoji import cache_directory
+from offsphere.encoders.store import Store, cache_folder
 from offsphere.names import unknown
-from offsphere.record import atomic_write
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -198,16 +194,13 @@ def cached_features(
     The key is the encoder's weights and pooling and the tokens themselves, hence the texts, the
     tokenizer and the length at which texts are cut.
     """
-    folder = cache_directory()
-    key = _features_key(encoder, tokens)
-    path = None if folder is None else folder / f"features-{key}.safetensors"
-    features = None if path is None else _read_features(path, len(tokens), encoder.features_dim)
-    if features is None:
+
+    def make() -> dict[str, Tensor]:
         print(f"Encoding {len(tokens):,} texts once; their features are cached.", flush=True)
-        features = encode(encoder.to(device), tokens, padding=encoder.padding)
-        if path is not None:
-            _write_features(path, features)
-    return features
+        return {"features": encode(encoder.to(device), tokens, padding=encoder.padding)}
+
+    facts = [weights_hash(encoder), getattr(encoder, "pooling", "mean"), _tokens_hash(tokens)]
+    return Store(cache_folder()).get(facts, make)["features"]
 
 
 def weights_hash(module: nn.Module) -> str:
@@ -219,10 +212,8 @@ def weights_hash(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _features_key(encoder: TextEncoder, tokens: Tensor) -> str:
-    pooling = getattr(encoder, "pooling", "mean")
-    digest = hashlib.blake2b(f"{weights_hash(encoder)} {pooling}".encode(), digest_size=12)
-    digest.update(str(tuple(tokens.shape)).encode())
+def _tokens_hash(tokens: Tensor) -> str:
+    digest = hashlib.blake2b(str(tuple(tokens.shape)).encode(), digest_size=12)
     digest.update(_bytes(tokens))
     return digest.hexdigest()
 
@@ -230,25 +221,6 @@ def _features_key(encoder: TextEncoder, tokens: Tensor) -> str:
 def _bytes(x: Tensor) -> bytes:
     flat = x.detach().cpu().contiguous().flatten()
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-
-
-def _read_features(path: Path, rows: int, width: int) -> Tensor | None:
-    """The cached features; a damaged file counts as none."""
-    try:
-        features = load_file(path).get("features")
-    except (OSError, SafetensorError):
-        return None
-    return features if features is not None and features.shape == (rows, width) else None
-
-
-def _write_features(path: Path, features: Tensor) -> None:
-    """Store the features in one step; a cache that cannot be written is done without."""
-    content = to_bytes({"features": features.contiguous()})
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, lambda file: file.write(content))
-    except OSError as error:
-        print(f"The features are not cached: {error}")
 
 
 _tokenizers: list[Any] = []

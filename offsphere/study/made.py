@@ -44,14 +44,13 @@ def rows_only(runs: Iterable[Run]) -> int:
 
 
 def finished_below(out: Path, script: str) -> Iterator[dict[str, Any]]:
-    """The metrics of every finished run of a script, of its folder or its row."""
-    for file in out.rglob("metrics.json"):
-        run = RunFolder(file.parent)
-        if run.state == "finished" and run.provenance().get("script") == script:
-            yield run.metrics()
+    """The row of every finished run of a script, from its folder or from a table."""
+    from offsphere.analysis.tables import run_row
+
+    rows = [run_row(file.parent) for file in out.rglob("metrics.json")]
     for table in out.rglob(RUNS):
-        rows = (_row(table.with_name(name)) for name in _rows(table))
-        yield from (row for row in rows if _is_finished(row, script))
+        rows += [_row(table.with_name(name)) for name in _rows(table)]
+    yield from (row for row in rows if _is_finished(row, script))
 
 
 def take_over(runs: Iterable[Run], out: str) -> int:

@@ -22,6 +22,7 @@ from samples import write_tar
 
 from crossmodal import benchmark, features, subjects
 from crossmodal.benchmark import Config
+from offsphere.encoders.store import Store
 from offsphere.names import CORNERS
 
 # webdataset, under clip-benchmark, leaves the closing of its tar files to the garbage collector.
@@ -341,7 +342,7 @@ def test_features_are_computed_once_and_never_for_other_weights_data_or_damage(p
 
     def encode(subject: subjects.Subject) -> features.Features:
         (examples,) = features.load_examples("clip-benchmark:wds/x", subject, reading)
-        return features.encode(subject, examples, features.Store(tmp_path / "kept"))
+        return features.encode(subject, examples, Store(tmp_path / "kept"))
 
     first = encode(subject)
     assert sum(seen) == PICTURES
@@ -379,7 +380,7 @@ def test_one_set_of_pictures_is_encoded_once_for_all_its_tasks(place):
     subject, seen = counting(
         subjects.from_open_clip("bench-tiny", str(place / "weights.pt"), device)
     )
-    store = features.Store(None)
+    store = Store(None)
     reading = features.Reading(limit=20)
     for data in ("emoji", "emoji:group", "emoji:subgroup"):
         (examples,) = features.load_examples(data, subject, reading)

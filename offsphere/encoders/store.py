@@ -1,0 +1,77 @@
+"""Features that are computed once and kept in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from offsphere.emoji import cache_directory
+from offsphere.record import atomic_write
+
+Tensors = dict[str, Tensor]
+
+
+def cache_folder() -> Path | None:
+    """Where features are kept, or None when there is no home directory."""
+    folder = cache_directory()
+    return None if folder is None else folder / "features"
+
+
+class Store:
+    """Tensors by key: of this process in memory, of earlier ones in files below a folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.kept: dict[str, Tensors] = {}
+
+    def get(self, facts: Sequence[Any], make: Callable[[], Tensors]) -> Tensors:
+        """The tensors that these facts decide, made unless they are there; None is no fact."""
+        if None in facts:
+            return make()
+        key = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+        if key not in self.kept:
+            file = None if self.folder is None else self.folder / f"{key}.safetensors"
+            stored = None if file is None else _read(file, key)
+            self.kept[key] = make() if stored is None else stored
+            if file is not None and stored is None:
+                _write(file, key, self.kept[key])
+        return self.kept[key]
+
+
+def _read(file: Path, key: str) -> Tensors | None:
+    """The tensors of a file, or None if it is not there or damaged."""
+    try:
+        with safe_open(file, "pt") as stored:
+            names, about = stored.keys(), stored.metadata() or {}
+            tensors = {name: stored.get_tensor(name) for name in names}
+    except (OSError, SafetensorError):
+        return None
+    whole = about.get("key") == key and about.get("digest") == _digest(tensors)
+    return tensors if whole else None
+
+
+def _write(file: Path, key: str, tensors: Tensors) -> None:
+    """Keep the tensors in one step; a cache that cannot be written is done without."""
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    content = save(tensors, {"key": key, "digest": _digest(tensors)})
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(file, lambda opened: opened.write(content))
+    except OSError as error:
+        print(f"The features are not cached: {error}", file=sys.stderr)
+
+
+def _digest(tensors: Tensors) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, x in sorted(tensors.items()):
+        digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
+        digest.update(x.contiguous().numpy().data)
+    return digest.hexdigest()
