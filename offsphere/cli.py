@@ -1,6 +1,7 @@
 """The `offsphere` command: the only part above the lanes.
 
     offsphere study configs/studies/small_batch.yaml    a grid of runs, in parallel, resumable
+    offsphere reproduce results/symmetry                rows of a table, made again and compared
     offsphere report                                    one web page of all studies in results/
     offsphere claims                                    each published claim and what we measured
     offsphere audit --model=... --pretrained=...        does magnitude carry information in a model?
@@ -104,6 +105,12 @@ def _study(argv: Sequence[str]) -> None:
     main(argv, SCRIPTS)
 
 
+def _reproduce(argv: Sequence[str]) -> None:
+    from offsphere.study.reproduce import main
+
+    main(argv, SCRIPTS)
+
+
 def _report(argv: Sequence[str]) -> None:
     from offsphere.analysis.report import main
 
@@ -146,6 +153,7 @@ def _doctor(argv: Sequence[str]) -> None:
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "study": _study,
+    "reproduce": _reproduce,
     "report": _report,
     "claims": _claims,
     "audit": _audit,

@@ -220,12 +220,13 @@ class Frame(NamedTuple):
         """Conditions x seeds; the mean where a seed has several runs, NaN where it has none."""
         found = np.full((len(self.conditions), len(self.seeds)), np.nan)
         place = {seed: i for i, seed in enumerate(self.seeds)}
+        seeds = dict(zip(self.runs.index, self.runs["seed"], strict=True))
+        measured = dict(zip(self.runs.index, numbers(self.runs[column]), strict=True))
         for row, condition in enumerate(self.conditions):
-            part = self.runs.loc[list(condition.runs)]
             by_seed: dict[int, list[float]] = {}
-            for seed, value in zip(part["seed"], numbers(part[column]), strict=True):
-                if not math.isnan(value):
-                    by_seed.setdefault(place[int(seed)], []).append(value)
+            for run in condition.runs:
+                if not math.isnan(measured[run]):
+                    by_seed.setdefault(place[int(seeds[run])], []).append(measured[run])
             for column_place, values in by_seed.items():
                 found[row, column_place] = float(np.mean(values))
         return found
@@ -444,7 +445,8 @@ def read_curves(frame: Frame, curves: pd.DataFrame) -> tuple[str, dict[str, list
         if name == wanted or (wanted == "test/" and name.startswith("test/"))
     ]
     names = list(dict.fromkeys(names))[:MOST_CURVES]
-    by_run = dict(iter(curves.groupby("run", sort=False)))
+    of_names = curves[curves["name"].isin([*names, "samples"])]
+    by_run = dict(iter(of_names.groupby("run", sort=False)))
     drawn: dict[str, list[Curve]] = {name: [] for name in names}
     over = "samples" if "samples" in set(curves["name"]) else "step"
     for place, condition in enumerate(frame.conditions):

@@ -43,6 +43,7 @@ CURVE_COLUMNS = ("run", "step", "name", "value")
 LEFT_OUT = ("run/status", "run/reason")
 # What a run records about where it was made, beyond the commit; versions and data are JSON.
 ORIGIN = ("offsphere", "python", "platform", "cpu", "versions", "data")
+JSON_WORDS = ("true", "false", "null", "NaN", "Infinity")
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "\n": " "}
 LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
@@ -380,6 +381,8 @@ def _spell(value: Any) -> str:
 def _read_cell(text: str) -> Any:
     if text == "":
         return None
+    if text[0].isalpha() and text not in JSON_WORDS:
+        return text
     try:
         return json.loads(text)
     except ValueError:

@@ -1,0 +1,139 @@
+"""`offsphere reproduce STUDY`: rows of a study's table, made again and compared digit by digit.
+
+    offsphere reproduce results/symmetry              five rows, drawn at random
+    offsphere reproduce results/symmetry --run=NAME   this one
+
+The runs go to a folder of their own, --out. A number that differs is named; another kind of
+processor or other versions of the packages may change last digits, and both are said then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from offsphere.config import command, from_dict, run_name
+from offsphere.names import unknown
+from offsphere.record import RunFolder
+from offsphere.study.display import Display
+from offsphere.study.execution import execute
+from offsphere.study.local import LocalEngine
+from offsphere.study.plan import Run, Scripts
+from offsphere.study.tables import RUNS
+
+# How a row was made, not what came out of it.
+NOT_COMPARED = "run/"
+MADE_WITH = ("cpu", "python", "versions", "data")
+
+
+def main(argv: Sequence[str], scripts: Scripts) -> None:
+    """Make rows again; exit 0 if every number is the same, 1 if one is not, 2 for a faulty flag."""
+    args = _parser().parse_args(argv)
+    try:
+        rows = _chosen(Path(args.study), args.run, args.rows, args.pick)
+        runs = [_run(row, scripts, args.out) for row in rows]
+        differ = _made_again(runs, rows, args.workers)
+    except (ValueError, OSError) as error:
+        print(f"offsphere reproduce: error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    print(f"{len(rows) - differ} of {len(rows)} rows are equal to the last digit.")
+    if differ:
+        raise SystemExit(1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="offsphere reproduce",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("study", metavar="STUDY", help="a study's folder, with its runs.csv")
+    parser.add_argument("--rows", type=int, default=5, help="how many rows; default: 5")
+    parser.add_argument("--pick", type=int, default=0, help="another number draws other rows")
+    parser.add_argument("--run", action="append", help="a row by its name, instead of drawn ones")
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time; default: 1")
+    parser.add_argument("--out", default="results/reproduced", help="where the runs go")
+    return parser
+
+
+def _chosen(
+    study: Path, names: Sequence[str] | None, count: int, pick: int
+) -> list[dict[str, Any]]:
+    """The named rows, or some of the finished ones, drawn at random."""
+    from offsphere.analysis.tables import stored_rows
+
+    rows = {row["run"]: row for row in stored_rows(study / RUNS) if row["status"] == "finished"}
+    if not rows:
+        raise ValueError(f"{study / RUNS} has no finished run: name the folder of a study.")
+    for name in names or ():
+        if name not in rows:
+            raise unknown(f"finished run of {study}", name, rows)
+    drawn = random.Random(pick).sample(sorted(rows), max(1, min(count, len(rows))))
+    return [rows[name] for name in names or drawn]
+
+
+def _run(row: Mapping[str, Any], scripts: Scripts, out: str) -> Run:
+    """A row's settings as a run; they must still give the row's name."""
+    name = row["script"]
+    if name not in scripts:
+        raise unknown("script", str(name), scripts)
+    script = scripts[name]()
+    known = {field.name for field in fields(script.config_class)} & row.keys()
+    config = from_dict(script.config_class, {k: row[k] for k in known} | {"out": out})
+    if run_name(config) != row["run"]:
+        raise ValueError(
+            f"The settings of {row['run']} now have the name {run_name(config)}: the row was made "
+            f"by other code. Check out its commit, {row['commit']}."
+        )
+    return Run(name, script, config, ({},))
+
+
+def _made_again(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], workers: int) -> int:
+    """Do the runs and print how each compares with its row; how many differ."""
+    for run in runs:
+        print(command(run.script.path, run.config))
+    to_do = [run for run in runs if RunFolder(run.path).state != "finished"]
+    with (
+        contextlib.closing(LocalEngine(workers, [run.script for run in runs])) as engine,
+        Display("again", len(runs), len(runs) - len(to_do), 0, None) as display,
+    ):
+        for event in execute(to_do, engine, lambda: 0):
+            display.show(event)
+    return sum(_compared(run, row) for run, row in zip(runs, rows, strict=True))
+
+
+def _compared(run: Run, row: Mapping[str, Any]) -> bool:
+    """Print whether a run has the numbers of its row; true if it has not."""
+    from offsphere.analysis.tables import run_row
+
+    again = run_row(run.path)
+    if again["status"] != "finished":
+        print(f"{run.path.name}: did not finish: {again['reason']}")
+        return True
+    differ = list(_differences(row, again))
+    count = sum(_is_compared(name, value) for name, value in row.items())
+    print(f"{run.path.name}: {count - len(differ)} of {count} numbers are equal")
+    for line in differ:
+        print(f"  {line}")
+    if differ:
+        for name in (f"run/{name}" for name in MADE_WITH):
+            if row.get(name) != again.get(name):
+                print(f"  {name} was {row.get(name)} and is {again.get(name)}")
+    return bool(differ)
+
+
+def _differences(row: Mapping[str, Any], again: Mapping[str, Any]) -> Iterator[str]:
+    for name, before in row.items():
+        if _is_compared(name, before) and repr(before) != repr(now := again.get(name)):
+            yield f"{name} was {before} and is {now}"
+
+
+def _is_compared(name: str, value: Any) -> bool:
+    return "/" in name and not name.startswith(NOT_COMPARED) and value is not None
