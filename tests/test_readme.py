@@ -46,6 +46,7 @@ SMALL = {
     "offsphere audit": "--limit=24 --resamples=20",
     "offsphere doctor": "--limit=96 --batch-size=16",
     "offsphere study": "--workers=1",
+    "offsphere reproduce": "",
     "offsphere shards": "",
     "offsphere export": "",
     "offsphere report": "",
