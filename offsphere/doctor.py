@@ -486,12 +486,17 @@ def _compared(check: str, found: dict[str, Tensor], expected: dict[str, Tensor])
     if found.keys() != expected.keys():
         name = sorted(found.keys() ^ expected.keys())[0]
         return Finding(check, f"{name} has a gradient on one side only", "FAULT", _report(1))
+    name, error = worst_error(found, expected)
+    measured = f"{error:.1e} of {name}" if error else "equal to the last bit"
+    good = error <= LIMIT
+    return Finding(check, measured, "ok" if good else "FAULT", _report(not good))
+
+
+def worst_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[str, float]:
+    """The tensor with the largest relative error, and that error."""
     largest = max(x.double().norm().item() for x in expected.values() if x.isfinite().all())
     errors = {name: _error(found[name], x, SMALL * largest) for name, x in expected.items()}
-    worst = max(errors, key=lambda name: errors[name])
-    measured = f"{errors[worst]:.1e} of {worst}" if errors[worst] else "equal to the last bit"
-    good = errors[worst] <= LIMIT
-    return Finding(check, measured, "ok" if good else "FAULT", _report(not good))
+    return max(errors.items(), key=lambda item: item[1])
 
 
 def _error(found: Tensor, expected: Tensor, least: float) -> float:
