@@ -1,10 +1,11 @@
-"""Bytes exchanged and memory of one training step on 1, 2 and 3 ranks, beside the formulas.
+"""Bytes, flops and memory of one training step on 1, 2 and 3 ranks, beside the formulas.
 
     python benchmarks/ranks.py                     # every lane; each rank is a fresh process
     python benchmarks/ranks.py --towers            # flops and weights of the towers in the docs
 
 The numbers of docs/scaling.md come from here. Bytes are counted where they are handed to the
-exchange; memory is the kernel's high-water mark (VmHWM) less what the process held before the step.
+exchange; memory is the kernel's high-water mark (VmHWM) less what the process held before the step;
+flops are what torch counts in matrix products and convolutions.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ BATCH = 192
 LANES = ("train_simclr", "train_moco", "train_clip", "train_retrieval")
 
 
-def build(lane: str, microbatch: int | None) -> tuple[Method, Any, TrainSettings]:
+def build(
+    lane: str, microbatch: int | None, rows: int = BATCH
+) -> tuple[Method, Any, TrainSettings]:
     """A lane's small method without batch-norm, and a batch of noise."""
     draw = torch.Generator().manual_seed(0)
     if lane == "train_clip":
@@ -39,10 +42,10 @@ def build(lane: str, microbatch: int | None) -> tuple[Method, Any, TrainSettings
         from crossmodal.methods import Clip, Pairs
         from crossmodal.train_clip import Config
 
-        settings = Config(batch_size=BATCH, model="tiny_vit", microbatch=microbatch)
+        settings = Config(batch_size=rows, model="tiny_vit", microbatch=microbatch)
         towers = experiment.build_towers(settings)
-        pixels = torch.randint(0, 256, (BATCH, 3, 32, 32), generator=draw).to(torch.uint8)
-        tokens = towers.tokenize([f"picture number {k}" for k in range(BATCH)])
+        pixels = torch.randint(0, 256, (rows, 3, 32, 32), generator=draw).to(torch.uint8)
+        tokens = towers.tokenize([f"picture number {k}" for k in range(rows)])
         look, objective = (
             experiment.random_look(towers, settings),
             experiment.build_objective(settings, 5000),
@@ -55,11 +58,11 @@ def build(lane: str, microbatch: int | None) -> tuple[Method, Any, TrainSettings
         from text.settings import RetrievalSettings
 
         settings = RetrievalSettings(
-            batch_size=BATCH, encoder="scratch", tune="all", microbatch=microbatch
+            batch_size=rows, encoder="scratch", tune="all", microbatch=microbatch
         )
         encoder = ScratchEncoder(max_length=64)
         names = ("query", "document")
-        batch = {name: torch.randint(1, 8000, (BATCH, 64), generator=draw) for name in names}
+        batch = {name: torch.randint(1, 8000, (rows, 64), generator=draw) for name in names}
         objective = Objective("cosine", "info_nce", population=5000, direction="left_to_right")
         return DualEncoder(make_towers(encoder, settings), objective, settings), batch, settings
     from offsphere.training.run import objective_of
@@ -67,11 +70,11 @@ def build(lane: str, microbatch: int | None) -> tuple[Method, Any, TrainSettings
     from vision.methods import MoCo, SimCLR
 
     module = {"train_simclr": train_simclr, "train_moco": train_moco}[lane]
-    settings = module.Config(batch_size=BATCH, norm="group", microbatch=microbatch)
+    settings = module.Config(batch_size=rows, norm="group", microbatch=microbatch)
     encoder, views = experiment.build_encoder(settings), experiment.two_views(settings)
     loss = "nt_xent" if lane == "train_simclr" else "moco_nce"
     objective = objective_of(settings, loss, 5000)
-    pixels = torch.randint(0, 256, (BATCH, 3, 32, 32), generator=draw).to(torch.uint8)
+    pixels = torch.randint(0, 256, (rows, 3, 32, 32), generator=draw).to(torch.uint8)
     if lane == "train_simclr":
         return SimCLR(encoder, objective, views, settings), pixels, settings
     sizes = {"queue_size": settings.queue_size, "momentum": settings.momentum, "key_groups": 1}
@@ -98,9 +101,43 @@ def one_rank(lane: str, rank: int, count: int, port: int, microbatch: int | None
         method.after_step(0.5)
     weights = sum(p.grad.numel() for p in method.parameters() if p.grad is not None)
     found = {"payload": payload, "weights": weights, "peak": kilobytes("VmHWM") - before}
+    found |= flops(method, own, settings, ranks)
     print(json.dumps(found))
     if count > 1:
         dist.destroy_process_group()
+
+
+def flops(method: Method, own: Any, settings: TrainSettings, ranks: Ranks) -> dict[str, int]:
+    """Flops of a step on this rank, as counted and by the formula of the towers.
+
+    That is three passes forward with gradient, one without, and with micro-batches one more."""
+
+    def step() -> None:
+        if is_split(settings, ranks):
+            split_step(method, own, 2, settings, ranks)
+        else:
+            method(own, 2).losses["loss"].backward()
+
+    with torch.no_grad():
+        inputs = method.inputs(own, 2, ranks.own(BATCH))
+        with_gradient = counted(lambda: method.embed(inputs))
+        without = counted(lambda: method.constants(inputs, 2))
+    again = with_gradient if settings.microbatch else 0
+    return {"flops": counted(step), "formula": 3 * with_gradient + without + again}
+
+
+def counted(work: Callable[[], object]) -> int:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return counter.get_total_flops()
+
+
+def loss_formula(lane: str, width: int = 128, queue: int = 2048) -> int:
+    """Flops of the loss of the whole batch, which every rank computes."""
+    products = {"train_simclr": 12 * BATCH, "train_moco": 4 * queue}.get(lane, 6 * BATCH)
+    return products * BATCH * width
 
 
 def kilobytes(name: str) -> int:
@@ -136,7 +173,10 @@ def payload_formula(weights: int, count: int, width: int = 128, sides: int = 2) 
 
 def compare(lanes: list[str]) -> None:
     print(f"batch {BATCH}, width 128; bytes per rank and step; MB = 2**20 bytes")
-    print(f"{'lane':16} ranks micro    weights    bytes found  bytes formula    peak MB")
+    print(
+        f"{'lane':16} ranks micro    weights    bytes found  bytes formula    peak MB   "
+        "GFLOP found  GFLOP formula"
+    )
     for lane in lanes:
         for count, microbatch in ((1, None), (2, None), (3, None), (1, 16), (2, 16)):
             found = measured(lane, count, microbatch)
@@ -144,7 +184,8 @@ def compare(lanes: list[str]) -> None:
             formula = payload_formula(first["weights"], count)
             print(
                 f"{lane:16} {count:5} {microbatch or '-':>5} {first['weights']:10} "
-                f"{first['payload']:14} {formula:14} {peak:10.1f}",
+                f"{first['payload']:14} {formula:14} {peak:10.1f} {first['flops'] / 1e9:13.3f} "
+                f"{(first['formula'] + loss_formula(lane)) / 1e9:14.3f}",
                 flush=True,
             )
 

@@ -5,8 +5,8 @@
 
 On your model, data and settings (on the CPU, with at most 64 rows in a batch) it compares many
 ranks with one process, micro-batches with the whole batch, streamed with dense losses, and a
-resumed run with an undisturbed one; it looks whether batches hold every sample, and at the machine.
-The exit code is 1 if something is at fault.
+resumed run with an undisturbed one; it looks whether batches hold every sample, and at the machine
+first: a machine at fault is told at once. The exit code is 1 if something is at fault.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import contextlib
 import copy
 import importlib.metadata
 import os
+import re
 import shutil
-import socket
 import sys
 import tempfile
 from collections import Counter
@@ -29,6 +29,8 @@ from offsphere.config import parse
 from offsphere.names import unknown
 
 if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
     from torch import Tensor
 
     from offsphere.study.plan import Scripts
@@ -76,13 +78,18 @@ def main(argv: Sequence[str], scripts: Scripts) -> None:
     settings = parse(script.config_class, flags)
     findings = [*environment(settings)]
     try:
-        findings += examine(settings, script.run)
+        if not _faulty(findings):  # on a faulty machine the training may not even be importable
+            findings += examine(settings, script.run)
     except (ValueError, OSError) as error:
         print(f"offsphere doctor: error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     show(findings)
-    if any(finding.verdict == "FAULT" for finding in findings):
+    if _faulty(findings):
         raise SystemExit(1)
+
+
+def _faulty(findings: Iterable[Finding]) -> bool:
+    return any(finding.verdict == "FAULT" for finding in findings)
 
 
 def show(findings: Iterable[Finding]) -> None:
@@ -100,14 +107,15 @@ def show(findings: Iterable[Finding]) -> None:
 
 def environment(settings: TrainSettings) -> Iterator[Finding]:
     """Versions that do not go together, memory, disk and threads."""
-    yield builds({name: _version(name) for name in ("torch", "torchvision")})
+    yield builds({name: _build(name) for name in ("torch", "torchvision")})
     yield pinned(importlib.metadata.requires("torchvision") or (), _version("torch"))
+    yield versions(importlib.metadata.requires("offsphere") or (), _version)
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else SHARED_MEMORY
     yield shared_memory(free, settings.workers)
     out = next(p for p in (Path(settings.out).absolute(), *Path(settings.out).absolute().parents)
                if p.exists())  # fmt: skip
     yield disk(shutil.disk_usage(out).free)
-    yield threads(settings.threads * settings.devices, os.cpu_count() or 1)
+    yield threads(settings.threads, settings.devices, os.cpu_count() or 1)
 
 
 def builds(versions: Mapping[str, str]) -> Finding:
@@ -136,6 +144,26 @@ def pinned(requirements: Iterable[str], torch_version: str) -> Finding:
     return Finding("torch for torchvision", "torchvision names no version", "ok")
 
 
+def versions(requirements: Iterable[str], installed: Callable[[str], str]) -> Finding:
+    """Whether the packages are of the versions that offsphere was tested with."""
+    from packaging.requirements import Requirement
+
+    wanted = [x for x in map(Requirement, requirements) if not x.marker or x.marker.evaluate()]
+    wrong = []
+    for requirement in wanted:
+        try:
+            version = installed(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            version = None
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            wrong.append((requirement, version))
+    if not wrong:
+        return Finding("versions", f"{len(wanted)} packages as asked for", "ok")
+    measured = ", ".join(f"{x.name} {version or 'is missing'}" for x, version in wrong)
+    words = " ".join(f"'{requirement}'" for requirement, _ in wrong)
+    return Finding("versions", measured, "warning", f"pip install {words}")
+
+
 def shared_memory(free: int, workers: int) -> Finding:
     """Batches come from worker processes through shared memory."""
     measured = f"{free / 2**20:.0f} MB free, {workers} workers"
@@ -154,16 +182,29 @@ def disk(free: int) -> Finding:
     return Finding("disk", measured, "ok" if good else "warning", remedy)
 
 
-def threads(wanted: int, cpus: int) -> Finding:
+def threads(each: int, ranks: int, cpus: int) -> Finding:
     """More threads than cores slow each other down."""
-    measured = f"{wanted} threads of all ranks, {cpus} cores"
-    if wanted <= cpus:
+    measured = f"{each * ranks} threads of all ranks, {cpus} cores"
+    if each * ranks <= cpus:
         return Finding("threads", measured, "ok")
-    return Finding("threads", measured, "warning", f"--threads={max(1, cpus // wanted)}")
+    remedy = f"--threads={cpus // ranks}" if cpus >= ranks else f"--threads=1 --devices={cpus}"
+    return Finding("threads", measured, "warning", remedy)
 
 
 def _version(package: str) -> str:
     return importlib.metadata.version(package)
+
+
+def _build(package: str) -> str:
+    """The version with the tag of its build: a wheel's metadata often lacks it, its code does not.
+
+    The file is read, not imported: a mix of builds fails when it is imported."""
+    files = importlib.metadata.files(package) or ()
+    for file in files:
+        if file.as_posix() == f"{package}/version.py":
+            found = re.search(r"__version__ = ['\"]([^'\"]+)", file.read_text())
+            return found[1] if found else _version(package)
+    return _version(package)
 
 
 def _kind(version: str) -> str:
@@ -405,44 +446,57 @@ def on_ranks(count: int, work: Callable[[Ranks], dict[str, Tensor]]) -> dict[str
 
     from offsphere.training.ranks import Ranks
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    def process(rank: int, file: str) -> None:
-        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=count)
+    def process(rank: int, folder: str) -> None:
+        store = dist.FileStore(f"{folder}/store", count)  # no port that another could take
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
         found = work(Ranks(torch.device("cpu")))
         if rank == 0:
-            torch.save(found, file)
+            torch.save(found, f"{folder}/found")
         dist.destroy_process_group()
 
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
-        file = str(Path(folder) / "found")
-        ranks = [fork.Process(target=process, args=(rank, file)) for rank in range(count)]
+        ranks = [fork.Process(target=process, args=(rank, folder)) for rank in range(count)]
         for one in ranks:
             one.start()
-        for one in ranks:
-            one.join()
-        codes = [one.exitcode for one in ranks]
+        codes = _codes_at_the_end(ranks)
         if any(codes):
             raise OSError(
                 f"{count} gloo ranks on this machine ended with the exit codes {codes}: see above, "
                 "and let processes of this machine talk over 127.0.0.1."
             )
-        return torch.load(file)
+        return torch.load(f"{folder}/found")
+
+
+def _codes_at_the_end(processes: Sequence[BaseProcess]) -> list[int | None]:
+    """The exit codes of processes that work together: if one fails, the others are ended too."""
+    from multiprocessing.connection import wait
+
+    working = list(processes)
+    while working:
+        wait([process.sentinel for process in working])
+        working = [process for process in working if process.exitcode is None]
+        if any(process.exitcode for process in processes):
+            for process in working:
+                process.terminate()
+    return [process.exitcode for process in processes]
 
 
 def _compared(check: str, found: dict[str, Tensor], expected: dict[str, Tensor]) -> Finding:
     if found.keys() != expected.keys():
         name = sorted(found.keys() ^ expected.keys())[0]
         return Finding(check, f"{name} has a gradient on one side only", "FAULT", _report(1))
+    name, error = worst_error(found, expected)
+    measured = f"{error:.1e} of {name}" if error else "equal to the last bit"
+    good = error <= LIMIT
+    return Finding(check, measured, "ok" if good else "FAULT", _report(not good))
+
+
+def worst_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[str, float]:
+    """The tensor with the largest relative error, and that error."""
     largest = max(x.double().norm().item() for x in expected.values() if x.isfinite().all())
     errors = {name: _error(found[name], x, SMALL * largest) for name, x in expected.items()}
-    worst = max(errors, key=lambda name: errors[name])
-    measured = f"{errors[worst]:.1e} of {worst}" if errors[worst] else "equal to the last bit"
-    good = errors[worst] <= LIMIT
-    return Finding(check, measured, "ok" if good else "FAULT", _report(not good))
+    return max(errors.items(), key=lambda item: item[1])
 
 
 def _error(found: Tensor, expected: Tensor, least: float) -> float:

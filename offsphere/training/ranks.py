@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,18 +25,28 @@ from torch import Tensor, nn
 from offsphere.training.script import Stopped
 from offsphere.training.settings import TrainSettings
 
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
 T = TypeVar("T")
 Tensors = dict[str, Tensor]
 
 PATIENCE = timedelta(minutes=30)
 """How long a rank waits for one that is alive but silent, such as rank 0 in an evaluation. The end
 of a process is noticed at once."""
+MEETING, FAR_MEETING = timedelta(seconds=45), timedelta(minutes=10)
+"""How long ranks wait for each other at the start: on one machine, where all are started together;
+and on several machines, or for the processes that Fabric starts from here and watches."""
 BUCKET = 2**23
 """Numbers summed in one exchange: 32 MB in float32."""
 
 
 class LostContact(Stopped):
     """Another rank has ended; the last checkpoint is kept."""
+
+
+class NotMet(Stopped):
+    """The ranks of a run did not all come together at its start."""
 
 
 class Rows(NamedTuple):
@@ -196,14 +206,13 @@ def connected(settings: TrainSettings, script: str) -> Iterator[Ranks]:
     if fabric.world_size == 1:
         yield Ranks(fabric.device)
         return
-    outside = any(name in os.environ for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
-    if not outside and Path(sys.argv[0]).stem != script:
+    if not _started_outside() and Path(sys.argv[0]).stem != script:
         raise ValueError(
             f"--devices={settings.devices} --nodes={settings.nodes} starts the script {script}.py "
             f"once per device, which {Path(sys.argv[0]).name} cannot: run the script itself, with "
             "--devices or under torchrun."
         )
-    _quietly(fabric.launch)
+    _meet(fabric)
     try:
         yield Ranks(fabric.device)
     finally:
@@ -215,7 +224,7 @@ def here(settings: TrainSettings) -> Ranks:
     return Ranks(_fabric(settings).device)
 
 
-def _fabric(settings: TrainSettings):
+def _fabric(settings: TrainSettings) -> Fabric:
     from lightning_fabric import Fabric
     from lightning_fabric.strategies import DDPStrategy
 
@@ -225,7 +234,9 @@ def _fabric(settings: TrainSettings):
             f"--batch-size={settings.batch_size} is the batch of all {devices * nodes} ranks "
             "together, and each needs at least one row of it."
         )
-    strategy = DDPStrategy(timeout=PATIENCE) if devices * nodes > 1 else "auto"
+    together = _started_outside() and nodes == 1
+    meeting = DDPStrategy(timeout=MEETING if together else FAR_MEETING)
+    strategy = meeting if devices * nodes > 1 else "auto"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -240,6 +251,26 @@ def _fabric(settings: TrainSettings):
             "slower than float32. Use --precision=32-true."
         )
     return fabric
+
+
+def _started_outside() -> bool:
+    """Whether torchrun, SLURM or Fabric in another process has started this one."""
+    return any(name in os.environ for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+
+
+def _meet(fabric: Fabric) -> None:
+    """Start the ranks that are to be started and wait for all; from then on they are patient."""
+    try:
+        _quietly(fabric.launch)
+    except RuntimeError as error:
+        place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        raise NotMet(
+            f"rank {fabric.global_rank} of {fabric.world_size} did not meet the others at {place} "
+            f"({_reason(error)}). A rank has ended at its start, or was not started: see what it "
+            "said. If the address is in use, set another MASTER_PORT."
+        ) from None
+    dist.set_timeout(PATIENCE)
+    dist.distributed_c10d._get_default_store().set_timeout(PATIENCE)
 
 
 def _quietly(launch: Callable[[], object]) -> None:

@@ -194,12 +194,55 @@ def test_it_finds_a_cpu_torch_beside_a_cuda_torchvision(monkeypatch, capsys):
     assert finding.remedy.endswith("https://download.pytorch.org/whl/cpu")
     assert doctor.builds({"torch": "2.9.0+cu126", "torchvision": "0.24.0+cu126"}).verdict == "ok"
     assert doctor.builds({"torch": "2.9.0", "torchvision": "0.24.0+cu126"}).verdict == "ok"
-    monkeypatch.setattr(doctor, "_version", versions.get)
-    monkeypatch.setattr(doctor, "examine", lambda _settings, _run: [])
+    assert doctor.builds({"torch": "2.9.0+cu126", "torchvision": "0.24.0+cpu"}).verdict == "FAULT"
+    monkeypatch.setattr(doctor, "_build", versions.get)
+    # What is at fault is told before anything is imported that would break on it.
+    monkeypatch.setattr(doctor, "examine", lambda _settings, _run: pytest.fail("imported torch"))
     with pytest.raises(SystemExit) as end:
         doctor.main(["toy"], {"toy": script})
     assert end.value.code == 1
     assert "FAULT" in capsys.readouterr().out
+
+
+def test_the_build_is_read_from_the_package_where_the_metadata_is_silent():
+    import torchvision
+
+    assert doctor._build("torch") == torch.__version__
+    assert doctor._build("torchvision") == torchvision.__version__
+    assert doctor._build("numpy") == doctor._version("numpy")
+
+
+def test_packages_are_compared_with_what_is_asked_for():
+    import importlib.metadata
+
+    wanted = ["torch>=2.14", "numpy>=2,<2.4", "ray; extra == 'cluster'"]
+    installed = {"torch": "2.15.0+cpu", "numpy": "2.3.1"}
+    assert doctor.versions(wanted, installed.__getitem__).measured == "2 packages as asked for"
+    installed["numpy"] = "2.4.0"
+    finding = doctor.versions(wanted, installed.__getitem__)
+    assert finding[1:] == ("numpy 2.4.0", "warning", "pip install 'numpy<2.4,>=2'")
+
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    assert doctor.versions(["rich>=13"], missing).measured == "rich is missing"
+
+
+def test_a_rank_that_fails_ends_the_others(capfd):
+    """The first rank waits for an exchange that the second one never comes to."""
+    import time
+
+    def work(ranks: Ranks) -> Tensors:
+        if not ranks.first:
+            raise ValueError("a planted fault")
+        time.sleep(60)
+        return {}
+
+    begin = time.monotonic()
+    with pytest.raises(OSError, match=r"2 gloo ranks .* exit codes \[-15, 1\]"):
+        doctor.on_ranks(2, work)
+    assert time.monotonic() - begin < 30
+    assert "a planted fault" in capfd.readouterr().err
 
 
 def script() -> Any:
@@ -227,8 +270,8 @@ def test_the_command_prints_a_table_and_says_by_its_exit_code(capsys, tmp_path, 
         (lambda: doctor.shared_memory(2**26, 0), "ok"),
         (lambda: doctor.disk(2**29), "warning"),
         (lambda: doctor.disk(2**31), "ok"),
-        (lambda: doctor.threads(8, 4), "warning"),
-        (lambda: doctor.threads(4, 4), "ok"),
+        (lambda: doctor.threads(8, 1, 4), "warning"),
+        (lambda: doctor.threads(2, 2, 4), "ok"),
         (lambda: doctor.pinned(["numpy", "torch==2.9.0"], "2.9.0+cpu"), "ok"),
         (lambda: doctor.pinned(["numpy", "torch==2.9.0"], "2.8.0"), "FAULT"),
     ],
@@ -236,6 +279,18 @@ def test_the_command_prints_a_table_and_says_by_its_exit_code(capsys, tmp_path, 
 def test_the_machine_is_judged_with_a_remedy(finding: Callable[[], doctor.Finding], verdict: str):
     assert finding().verdict == verdict
     assert (finding().remedy != "") == (verdict != "ok")
+
+
+@pytest.mark.parametrize(
+    ("each", "ranks", "cpus", "remedy"),
+    [
+        (8, 1, 4, "--threads=4"),
+        (8, 2, 4, "--threads=2"),
+        (1, 8, 4, "--threads=1 --devices=4"),
+    ],
+)
+def test_the_threads_that_fit(each: int, ranks: int, cpus: int, remedy: str):
+    assert doctor.threads(each, ranks, cpus).remedy == remedy
 
 
 @pytest.mark.slow

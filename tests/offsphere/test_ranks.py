@@ -8,12 +8,14 @@ import os
 import re
 import runpy
 import signal
+import socket
 import string
 import subprocess
 import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,10 @@ from offsphere.names import CELLS, LOSSES
 from offsphere.objective import Objective
 from offsphere.record import RunFolder
 from offsphere.shards import ShardFacts, write_manifest
+from offsphere.training import ranks as ranks_module
 from offsphere.training.loop import Method, Streamed
 from offsphere.training.microbatch import prepare_batch_norm, split_step
-from offsphere.training.ranks import Ranks, Rows, Tensors, share, take
+from offsphere.training.ranks import Ranks, Rows, Tensors, connected, share, take
 from offsphere.training.settings import TrainSettings
 from offsphere.training.streams import stream
 
@@ -328,13 +331,34 @@ def features(towers: TwoTowers, batch: Tensors) -> list[Tensor]:
 
 def script_on_ranks(rank: int, count: int, port: int, script: str, *flags: str) -> None:
     """A training script as torchrun starts it."""
+    as_torchrun(rank, count, port)
+    sys.argv = [str(ROOT / script), *flags]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def as_torchrun(rank: int, count: int, port: int) -> None:
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count), "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "test",
     }  # fmt: skip
-    sys.argv = [str(ROOT / script), *flags]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def impatient_script_on_ranks(rank: int, count: int, port: int, *words: str) -> None:
+    """A script whose ranks do not wait long for each other at the start."""
+    ranks_module.MEETING = timedelta(seconds=5)
+    script_on_ranks(rank, count, port, *words)
+
+
+def slow_ranks(rank: int, count: int, port: int) -> None:
+    """Ranks that meet within their time, and then are silent for longer than that."""
+    as_torchrun(rank, count, port)
+    ranks_module.MEETING = timedelta(seconds=5)
+    with connected(TrainSettings(device="cpu"), "slow") as ranks:
+        for silent in range(count):
+            if rank == silent:
+                time.sleep(7)
+            assert ranks.anyone(rank == silent)
 
 
 class Launched:
@@ -356,6 +380,16 @@ class Launched:
 
     def wait(self) -> list[int]:
         return [self.scripts.ask({"pid": pid, "wait": True}) for pid in self.pids]
+
+    def wait_for_rows(self, out: Path, rows: int, seconds: float = 300) -> None:
+        """Until so many rows are written; what the ranks said if one of them ends before."""
+        end = time.monotonic() + seconds
+        while rows_below(out) < rows:
+            for rank, pid in enumerate(self.pids):
+                ended = self.scripts.ask({"pid": pid, "wait": False}) is not None
+                assert not ended, f"rank {rank} ended: {self.said(rank)}"
+            assert time.monotonic() < end, [self.said(rank) for rank in range(len(self.pids))]
+            time.sleep(0.01)
 
     def said(self, rank: int) -> str:
         return (self.folder / str(rank) / "stderr").read_text()
@@ -486,19 +520,14 @@ def rows_below(out: Path) -> int:
     return sum(file.read_bytes().count(b"\n") for file in out.glob("*/*/steps.jsonl"))
 
 
-def wait_for_rows(out: Path, rows: int, seconds: float = 300) -> None:
-    end = time.monotonic() + seconds
-    while rows_below(out) < rows:
-        assert time.monotonic() < end, [x.read_text() for x in out.parent.glob("ranks/*/stderr")]
-        time.sleep(0.01)
-
-
-def test_a_run_goes_from_two_ranks_to_one_to_two_and_is_the_same(scripts, launched, tmp_path):
+def test_a_run_goes_from_two_ranks_to_one_to_two_and_is_the_same(
+    scripts, launched, wait_for_rows, tmp_path: Path
+):
     """Each session is told to stop; the losses, step by step, are those of one process."""
     whole, out, script = tmp_path / "whole", tmp_path / "out", "vision/train_simclr.py"
     assert scripts.run("train_simclr", *flags(whole, 40)).code == 0
     launched.start("script", 2, script, *flags(out, 40))
-    wait_for_rows(out, 2)
+    launched.wait_for_rows(out, 2)
     os.kill(launched.pids[1], signal.SIGTERM)  # the other one learns of it
     assert launched.wait() == [130, 130]
     message = "train_simclr: stopped by a signal to another rank after step [0-9]+ of 40. "
@@ -506,7 +535,7 @@ def test_a_run_goes_from_two_ranks_to_one_to_two_and_is_the_same(scripts, launch
     assert launched.said(1) == ""
     first = rows_below(out)
     alone = scripts.start("train_simclr", *flags(out, 40))
-    wait_for_rows(out, first + 2)
+    wait_for_rows(alone, out, first + 2)
     alone.signal(signal.SIGTERM)
     assert alone.wait() == 130
     assert first < rows_below(out) < 40
@@ -533,7 +562,7 @@ def test_a_killed_rank_ends_the_job_with_a_message_and_the_run_goes_on(launched,
     out, script = tmp_path / "out", "vision/train_simclr.py"
     often = "--checkpoint-every=1"
     launched.start("script", 2, script, *flags(out, 400), often)
-    wait_for_rows(out, 3)
+    launched.wait_for_rows(out, 3)
     os.kill(launched.pids[1], signal.SIGKILL)
     begin = time.monotonic()
     assert launched.wait() == [1, -signal.SIGKILL]
@@ -544,10 +573,37 @@ def test_a_killed_rank_ends_the_job_with_a_message_and_the_run_goes_on(launched,
     assert only_run(out).metrics() == {}
     step = torch.load(only_run(out).checkpoint / "last.pt", weights_only=True)["step"]
     launched.start("script", 2, script, *flags(out, 400), often)
-    wait_for_rows(out, step + 2)
+    launched.wait_for_rows(out, step + 2)
     os.kill(launched.pids[0], signal.SIGKILL)
     assert launched.wait() == [-signal.SIGKILL, 1]
     assert "rank 1 of 2 has lost contact" in launched.said(1)
+
+
+def test_a_rank_that_fails_at_its_start_ends_the_others_with_a_message(launched, tmp_path: Path):
+    """The first rank finds its port taken, as by a job that still runs: both end."""
+    assert timedelta(seconds=60) > ranks_module.MEETING
+    script, out = "vision/train_simclr.py", tmp_path / "out"
+    with socket.socket() as taken:
+        port = launched.free_port()
+        taken.bind(("127.0.0.1", port))
+        launched.free_port = lambda: port
+        launched.start("impatient", 2, script, *flags(out, 4))
+        begin = time.monotonic()
+        assert launched.wait() == [1, 1]
+        assert time.monotonic() - begin < 60
+    for rank in (0, 1):
+        *_, line = launched.said(rank).splitlines()  # torch may tell its own story before
+        meeting = f"train_simclr: rank {rank} of 2 did not meet the others at 127.0.0.1:"
+        assert line.startswith(f"{meeting}{port} (The "), line
+        assert line.endswith("If the address is in use, set another MASTER_PORT.")
+    assert "socket has failed to listen" in launched.said(0)
+    assert "has timed out after 5000ms while trying to connect" in launched.said(1)
+    assert not out.exists()
+
+
+def test_ranks_that_have_met_are_patient(launched):
+    launched.start("slow", 2)
+    assert launched.wait() == [0, 0], launched.said(0) + launched.said(1)
 
 
 def test_mistakes_end_every_rank_and_are_told_once(launched, tmp_path: Path):
@@ -577,7 +633,7 @@ def test_a_streamed_run_goes_on_with_as_many_ranks_as_it_began_with(scripts, lau
     launched.start("script", 2, script, *words("whole"))
     assert launched.wait() == [0, 0], launched.said(0)
     launched.start("script", 2, script, *words("cut"))
-    wait_for_rows(tmp_path / "cut", 2)
+    launched.wait_for_rows(tmp_path / "cut", 2)
     os.kill(launched.pids[0], signal.SIGTERM)
     assert launched.wait() == [130, 130], launched.said(0)
     alone = scripts.run("train_clip", *words("cut"))
@@ -623,8 +679,11 @@ def test_devices_are_not_started_from_within_another_program(tmp_path: Path, mon
 if __name__ == "__main__":
     job, rank, count, port, *words = sys.argv[1:]
     place = int(rank), int(count), int(port)
-    if job == "script":
-        script_on_ranks(*place, *words)
+    scripts = {"script": script_on_ranks, "impatient": impatient_script_on_ranks}
+    if job in scripts:
+        scripts[job](*place, *words)
+    elif job == "slow":
+        slow_ranks(*place)
     else:
         jobs = {
             "gradients": gradients_on_ranks,

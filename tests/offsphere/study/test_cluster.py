@@ -15,10 +15,11 @@ from offsphere.analysis.tables import read_runs
 from offsphere.record import RunFolder
 
 pytest.importorskip("ray", reason="Ray is the extra `cluster`")
+MAY_DIFFER = ["run/seconds", "run/ended", "commit", "dirty", "out"]
 STUDY = """
 script: toy
 fixed: {steps: 10, pause: 0.05}
-seeds: [0, 1, 2]
+seeds: [0, 1, 2, 3, 4, 5]
 grid: {cell: [cosine, dot]}
 """
 TWO_NODES = """
@@ -48,13 +49,19 @@ def workers_at_work(study: Path, count: int) -> list[int]:
     raise AssertionError("the study does not get going")
 
 
-def expect_finished(process: subprocess.Popen[str], study: Path, runs: int) -> None:
+def expect_quiet_table(process: subprocess.Popen[str], launch, folder: Path, runs: int) -> None:
+    """The disturbed study finishes, and its table is that of a quiet one on the local engine."""
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
-    rows = read_runs(study / "runs.csv")
-    assert len(rows) == rows["run"].nunique() == runs
-    assert set(rows["status"]) == {"finished"}
     assert " tried again: its worker was lost (" in output
+    assert launch.run("example.yaml", "--out=quiet", "--workers=2")[0] == 0
+    disturbed, quiet = (
+        read_runs(folder / out / "example/runs.csv").drop(columns=MAY_DIFFER)
+        for out in ("results", "quiet")
+    )
+    assert len(disturbed) == disturbed["run"].nunique() == runs
+    assert set(disturbed["status"]) == {"finished"}
+    assert disturbed.equals(quiet)
 
 
 @pytest.mark.slow
@@ -63,12 +70,12 @@ def test_a_killed_worker_costs_no_run(launch, tmp_path: Path):
     process = launch.start("example.yaml", "--engine=ray", "--workers=2")
     study = tmp_path / "results/example"
     os.kill(workers_at_work(study, 1)[0], signal.SIGKILL)
-    expect_finished(process, study, 6)
+    expect_quiet_table(process, launch, tmp_path, 12)
 
 
 @pytest.mark.slow
 def test_a_stopped_study_leaves_ray_and_goes_on(launch, tmp_path: Path):
-    (tmp_path / "example.yaml").write_text(STUDY.replace("steps: 10", "steps: 40"))
+    (tmp_path / "example.yaml").write_text(STUDY.replace("steps: 10", "steps: 30"))
     process = launch.start("example.yaml", "--engine=ray", "--workers=2")
     workers_at_work(tmp_path / "results/example", 1)
     process.send_signal(signal.SIGTERM)
@@ -76,13 +83,14 @@ def test_a_stopped_study_leaves_ray_and_goes_on(launch, tmp_path: Path):
     assert process.returncode == 130, errors
     code, output, errors = launch.run("example.yaml", "--workers=2")
     assert code == 0, errors
-    assert "example: 6 runs, 6 finished, 0 failed." in output
+    assert "example: 12 runs, 12 finished, 0 failed." in output
 
 
 @pytest.mark.slow
 def test_a_removed_node_costs_no_run(launch, tmp_path: Path):
     """The second node is taken away while the study runs on it; the first one ends it."""
-    (tmp_path / "example.yaml").write_text(STUDY.replace("steps: 10", "steps: 200"))
+    long = STUDY.replace("steps: 10", "steps: 200").replace("2, 3, 4, 5]", "2]")
+    (tmp_path / "example.yaml").write_text(long)
     cluster = subprocess.Popen(
         [sys.executable, "-c", TWO_NODES],
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
@@ -100,6 +108,6 @@ def test_a_removed_node_costs_no_run(launch, tmp_path: Path):
         cluster.stdin.write("remove\n")
         cluster.stdin.flush()
         assert cluster.stdout.readline() == "removed\n"
-        expect_finished(process, tmp_path / "results/example", 6)
+        expect_quiet_table(process, launch, tmp_path, 6)
     finally:
         cluster.communicate("end\n", timeout=120)

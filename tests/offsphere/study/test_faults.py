@@ -13,7 +13,8 @@ import pytest
 from offsphere.analysis.tables import read_runs
 from offsphere.record import RunFolder
 
-WHEN = ["run/seconds", "run/ended"]
+WHEN = ["run/seconds", "run/ended", "commit", "dirty"]
+"""What may differ: the clock, and whether someone edits the code meanwhile."""
 TOY = """
 script: toy
 fixed: {steps: 12, pause: 0.05}
