@@ -115,8 +115,8 @@ class RetrievalSettings(TextSettings):
     eval_split: Literal["test", "validation"] = "test"
     """What is measured; tune on validation, report test."""
     on_bad_sample: Literal["error", "skip"] = "error"
-    """Empty documents, and judgements about documents or queries that are not there: stop, or
-    leave them out and count them."""
+    """Empty documents or queries, and judgements about such as are not there: stop, or leave them
+    out and count them."""
     task: Literal["query", "halves"] = "query"
     """query: query and document, which have different roles. halves: two halves of the same
     documents, which are interchangeable."""
