@@ -18,12 +18,13 @@ from safetensors.torch import load_file
 
 from offsphere.cells import Cell
 from offsphere.config import command, load_yaml, run_name
+from offsphere.evaluation.ranking import Ranking, outcomes
 from offsphere.names import CELLS
 from offsphere.record import RunFolder
 from offsphere.training.run import objective_of
 from offsphere.training.streams import stream
 from text import settings as text_settings
-from text.evaluate import answers_found, condition_number, plain_words
+from text.evaluate import answers_found, condition_number, ndcg_by, plain_words
 from text.experiment import Inputs
 from text.lexical import bm25
 from text.methods import make_head, make_towers
@@ -145,6 +146,44 @@ def test_rankings_of_real_embeddings(collection_folder, bert_folder, tmp_path: P
     assert torch.equal(order["qnorm"], order["dot"])
     assert torch.equal(order["dnorm"], order["cosine"])
     assert (order["dot"] != order["cosine"]).any()
+
+
+def test_post_hoc_similarities_are_fitted_on_documents_and_training_queries(
+    collection_folder, bert_folder, tmp_path: Path
+):
+    names = ("centred", "query_zscore", "dot", "csls")
+    given = {"similarities": names, "save_embeddings": True, "cell": "cosine"}
+    config = tiny(collection_folder, tmp_path, str(bert_folder), **given)
+    plain = tiny(collection_folder, tmp_path, str(bert_folder), cell="cosine")
+    assert run_name(config) == run_name(plain)  # they change what is reported, not the run
+    metrics = run(config)
+    assert metrics["test/ndcg10_by_query_zscore"] == metrics["test/ndcg10_scored_cosine"]
+    assert metrics["test/ndcg10_by_dot"] == metrics["test/ndcg10_scored_dot"]
+    folder = tmp_path / "train_retrieval" / run_name(config)
+    vectors = load_file(folder / "embeddings.safetensors")
+    queries, documents = vectors["query"].double(), vectors["document"].double()
+    inputs = Inputs(config)
+    towers = make_towers(inputs.encoder, config)
+    towers.load_state_dict(load_file(folder / "encoder.safetensors"))
+    task = make_task(beir_folder(collection_folder), "query", "test")
+    trained = inputs.encode(towers[0], inputs([task.queries[q] for q, _ in task.train])).double()
+    scores = Cell("cosine").scores(queries - trained.mean(0), documents - documents.mean(0))
+    ranking = Ranking(*scores.sort(descending=True))
+    expected = outcomes(ranking, [task.test[q] for q in task.measured]).ndcg10
+    torch.testing.assert_close(
+        load_file(folder / "examples.safetensors")["ndcg10_by_centred"], expected
+    )
+    assert metrics["test/ndcg10_by_centred"] == pytest.approx(expected.mean().item())
+    assert metrics["test/ndcg10_by_centred"] != metrics["test/ndcg10"]
+    assert math.isfinite(metrics["test/ndcg10_by_csls"])
+
+
+def test_a_similarity_that_cannot_be_fitted_is_told_and_left_out(capsys):
+    same, queries = torch.ones(12, 4), torch.randn(3, 4, generator=stream(0, "q"))
+    found = ndcg_by(["whitened", "cosine"], same, queries, same, [{0: 1}] * 3)
+    assert found["ndcg10_by_whitened"].isnan().all()
+    assert found["ndcg10_by_cosine"].isfinite().all()
+    assert "The similarity whitened is left out: " in capsys.readouterr().out
 
 
 def test_the_symmetric_twin_and_whole_fine_tuning(collection_folder, bert_folder, tmp_path: Path):
@@ -271,6 +310,7 @@ def test_defaults_are_recorded_and_follow_the_extra(monkeypatch):
         ({"encoder": "minilm", "head": "none"}, "leaves nothing to train"),
         ({"pretrain_samples": 70_000}, "below the budget of 60000 samples"),
         ({"hard_negatives": -1}, "--hard-negatives must be at least 0"),
+        ({"similarities": ("centered",)}, "Did you mean 'centred'"),
         ({"max_length": -3}, "--max-length must be above 0, got -3"),
     ],
 )
