@@ -245,6 +245,8 @@ def _claim(line: Verdict, places: Mapping[str, str]) -> Html:
         seeds = seed_count(measured.n) + (
             f", {measured.dropped} dropped" if measured.dropped else ""
         )
+        if line.at_floor.runs:
+            seeds += f"; {line.at_floor.runs} of {line.at_floor.measured} runs at the floor"
         if line.seeds_needed is not None:
             seeds += f"; about {line.seeds_needed} needed"
         if line.p_adjusted is not None:
@@ -434,8 +436,30 @@ def _comparison(study: Study, panel: Panel) -> list[Html | None]:
         _controls(panel),
         element("div", *figures, class_="figures"),
         scrolled(f"{study.name}, results by condition", _results_table(panel)),
+        _floor(panel),
         _heat_maps(panel),
     ]
+
+
+def _floor(panel: Panel) -> Html | None:
+    """Which conditions learned nothing that their untrained model does not do as well."""
+    lines = []
+    for condition, found in zip(panel.conditions, panel.at_floor, strict=True):
+        if found.runs:
+            context = panel.contexts[condition.context]
+            level = _level(panel.treatment, panel.levels[condition.level])
+            where = f"{level}, {context}" if context else level
+            lines.append(element("li", f"{where}: {found.runs} of {found.measured} runs"))
+    if not lines:
+        return None
+    return element(
+        "div",
+        element("b", "At the floor. "),
+        "These runs are not above their own untrained model, scored with the same cell, by two "
+        "standard errors over the test queries. What separates them was there before training.",
+        element("ul", *lines),
+        class_="roles floor",
+    )
 
 
 def _level(treatment: str | None, level: str) -> str:

@@ -25,6 +25,7 @@ from offsphere.analysis.stats import (
     smallest_difference,
     two_by_two,
 )
+from offsphere.analysis.tables import AtFloor, at_floor
 from offsphere.analysis.tasks import Reference, Role, outcomes_of, published_variance, role_of
 from offsphere.names import CELLS, CORNERS, parse_cell
 
@@ -38,6 +39,7 @@ BOOKKEEPING = frozenset(
         *("run", "part", "status", "reason", "script", "commit", "dirty", "data_hash", "seed"),
         *("study", "out", "device", "workers", "checkpoint_every", "resume", "loggers", "progress"),
         *("download", "root", "cache", "allow_pipe", "save_views", "save_embeddings"),
+        *("devices", "nodes", "similarities", "reader", "reader_passages"),
     )
 )
 TREATMENTS = ("cell", "variance_weight", "within_view", "arm")
@@ -194,6 +196,8 @@ class Panel:
     heat_maps: list[HeatMap]
     along: Along | None
     reference: list[Reference]
+    at_floor: list[AtFloor]
+    """Per condition."""
 
     def corner(self, level: int) -> str | None:
         """The cell that a level is, if the treatment is the cell."""
@@ -303,6 +307,7 @@ def read_panel(
         heat_maps=read_heat_maps(frame),
         along=along,
         reference=published_variance() if by_batch and losses == {"nt_xent"} else [],
+        at_floor=[at_floor(runs, c.runs, chosen[0] if chosen else "") for c in conditions],
     )
 
 

@@ -13,9 +13,9 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import yaml
@@ -46,6 +46,26 @@ ORIGIN = ("offsphere", "python", "platform", "cpu", "versions", "data")
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "\n": " "}
 LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
+
+
+class AtFloor(NamedTuple):
+    """How many runs are not above their untrained model, and how many say whether they are."""
+
+    runs: int
+    measured: int
+
+
+NO_FLOOR = AtFloor(0, 0)
+
+
+def at_floor(runs: pd.DataFrame, names: Collection[str], metric: str) -> AtFloor:
+    """The verdict `floor` of the collection that a metric is about, over the named runs."""
+    column = f"{metric.rpartition('/')[0]}/floor"
+    if column not in runs.columns:
+        return NO_FLOOR
+    rows = runs.loc[runs["run"].isin(list(names))].drop_duplicates("run")
+    found = rows[column].dropna().astype(float)
+    return AtFloor(int((found > 0).sum()), len(found))
 
 
 def run_folders(folder: str | Path) -> list[Path]:
