@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +25,13 @@ from offsphere.record import RunFolder
 from offsphere.training.run import objective_of
 from offsphere.training.streams import stream
 from text import settings as text_settings
-from text.evaluate import answers_found, condition_number, ndcg_by, plain_words
+from text.evaluate import (
+    answers_found,
+    condition_number,
+    fisher_conditions,
+    ndcg_by,
+    plain_words,
+)
 from text.experiment import Inputs
 from text.lexical import bm25
 from text.methods import make_head, make_towers
@@ -34,6 +41,7 @@ from text.train_retrieval import Config, run
 
 ROOT = Path(__file__).parents[2]
 BATCH, STEPS = 12, 24
+SIDES = ("query", "document")
 
 
 def tiny(data: Path, out: Path, encoder: str = "scratch", **changes) -> Config:
@@ -121,15 +129,18 @@ def test_a_whole_run_leaves_a_folder_that_explains_itself(
     assert {name.split(".")[0] for name in weights} == {"0", "1"}
 
 
-def test_the_settings_reach_the_loss(collection_folder, tmp_path: Path):
-    """Dot over the batch's mean norms at temperature 0.5, written out."""
+@pytest.mark.parametrize("direction", ["left_to_right", "both"])
+def test_the_settings_reach_the_loss(direction, collection_folder, tmp_path: Path):
+    """Dot over the batch's mean norms at temperature 0.5, written out, one-way and two-way."""
     given = {"cell": "dot", "scale": "fixed", "temperature": 0.5, "batch_mean_norm": True}
     settings = tiny(collection_folder, tmp_path, **given)
-    objective = objective_of(settings, "info_nce", 90, direction="left_to_right")
+    objective = objective_of(settings, "info_nce", 90, direction=direction)
     query, document = 3 * torch.randn(2, 7, 5, generator=stream(0, "sides"))
     norms = query.norm(dim=1).mean() * document.norm(dim=1).mean()
     scores = query @ document.T / norms / 0.5
     expected = torch.nn.functional.cross_entropy(scores, torch.arange(7))
+    if direction == "both":
+        expected = (expected + torch.nn.functional.cross_entropy(scores.T, torch.arange(7))) / 2
     torch.testing.assert_close(objective(query, document)["loss"], expected)
 
 
@@ -229,6 +240,29 @@ def test_the_condition_number_is_of_the_subspace_that_holds_the_gradients():
     signs = torch.tensor([[1.0, 1, 1], [1, -1, 1], [1, 1, -1], [1, -1, -1]]).double()
     gradients = (signs * torch.tensor([1.0, 2.0, 4.0])) @ basis[:3]
     assert condition_number(gradients) == pytest.approx(16)
+
+
+def test_the_fisher_matrix_is_of_each_embeddings_own_gradient(collection_folder, tmp_path: Path):
+    """Against the sum over pairs of outer products, one per training pair, side by side."""
+    settings = tiny(collection_folder, tmp_path, cell="qnorm", scale="fixed", temperature=0.5)
+    objective = objective_of(settings, "info_nce", 90, direction="left_to_right").double()
+    batches = [
+        {side: torch.randn(8, 5, generator=stream(i, side), dtype=torch.float64) for side in SIDES}
+        for i in range(2)
+    ]
+    method = SimpleNamespace(towers=[None, None], objective=objective)
+    found = fisher_conditions(method, batches, lambda tower, rows: rows)
+    parts = {side: [] for side in SIDES}
+    for batch in batches:
+        q, d = (batch[side].requires_grad_() for side in SIDES)
+        scores = (q / q.norm(dim=1, keepdim=True)) @ d.T / 0.5
+        loss = torch.nn.functional.cross_entropy(scores, torch.arange(8), reduction="sum")
+        for side, gradient in zip(SIDES, torch.autograd.grad(loss, (q, d)), strict=True):
+            parts[side].append(gradient)
+    for side in SIDES:
+        g = torch.cat(parts[side])
+        values = torch.linalg.eigvalsh(sum(torch.outer(row, row) for row in g) / len(g))
+        assert found[f"train/fisher_{side}"] == pytest.approx((values[-1] / values[0]).item())
 
 
 def test_answers_are_found_word_for_word(collection_folder):
