@@ -437,8 +437,34 @@ def _comparison(study: Study, panel: Panel) -> list[Html | None]:
         element("div", *figures, class_="figures"),
         scrolled(f"{study.name}, results by condition", _results_table(panel)),
         _floor(panel),
+        _delta_cv(panel),
         _heat_maps(panel),
     ]
+
+
+def _delta_cv(panel: Panel) -> Html | None:
+    """The ratio of the queries' variation between two cells, and what was published."""
+    if not panel.delta_cv:
+        return None
+    lines = (
+        element(
+            "li",
+            f"{panel.contexts[context]}: " if panel.contexts[context] else None,
+            f"{number(found.mean, 3)} ",
+            element("span", interval(found, 3), class_="muted"),
+            f", {seed_count(found.n)}",
+        )
+        for context, found in panel.delta_cv.items()
+    )
+    return element(
+        "div",
+        element("b", "Delta-CV. "),
+        "The coefficient of variation of the test queries' norms after dnorm training over that "
+        "after dot training, paired by seed. Published for SciFact: 1.3 (Contriever, which prefers "
+        "qnorm) and 7.4 (RetroMAE, which prefers dnorm; 2602.09229v1, table 19).",
+        element("ul", *lines),
+        class_="roles delta-cv",
+    )
 
 
 def _floor(panel: Panel) -> Html | None:

@@ -431,12 +431,15 @@ def _examples_part(run: str, outcome: str, vector: Array) -> pd.DataFrame:
             "run": pd.Series([run] * size, dtype=object),
             "outcome": pd.Series([outcome] * size, dtype=object),
             "example": np.arange(size, dtype=np.int32),
-            "value": _rounded(vector) if "norm" in outcome else vector.astype(float),
+            "value": as_stored(outcome, vector),
         }
     )
 
 
-def _rounded(vector: Array) -> Array:
+def as_stored(outcome: str, vector: Array) -> Array:
+    """A per-example vector with the digits that a table keeps of it."""
+    if "norm" not in outcome:
+        return vector.astype(float)
     mantissa, exponent = np.frexp(vector.astype(float))
     return np.ldexp(np.round(mantissa * 2**NORM_BITS) / 2**NORM_BITS, exponent)
 

@@ -185,6 +185,22 @@ def test_the_mean_of_both_directions_is_a_mean_of_pairs():
     assert outcomes_of("test/ndcg10") == ("ndcg10",)
 
 
+def test_delta_cv_is_the_paired_ratio_of_the_queries_variation(symmetry, results):
+    runs = read_runs(results / "symmetry" / "runs.csv")
+    (panel,) = symmetry.panels
+    for context, task in enumerate(panel.contexts):
+        cv = {
+            cell: values_of(runs, task.split()[1], cell, "test/norm_query_cv")
+            for cell in ("dnorm", "dot")
+        }
+        logs = np.log(cv["dnorm"] / cv["dot"])
+        logs = logs[np.isfinite(logs)]  # one run of dot failed
+        reach = stats.t.ppf(0.975, len(logs) - 1) * stats.sem(logs)
+        expected = np.exp([logs.mean(), logs.mean() - reach, logs.mean() + reach])
+        assert panel.delta_cv[context][:3] == pytest.approx(expected)
+        assert panel.delta_cv[context].n == len(logs)
+
+
 def test_a_failed_run_is_listed_with_its_reason(symmetry):
     (failed,) = symmetry.unfinished
     assert (failed.run, failed.status, failed.seed) == ("dot-seed42-halves", "failed", "42")
@@ -414,6 +430,7 @@ def test_the_page_has_what_a_reader_looks_for(written):
         "At the floor. These runs are not above their own untrained model",
         "dot, task halves: 3 of 3 runs",
         "qnorm, task halves: 4 of 4 runs",
+        "Delta-CV. The coefficient of variation of the test queries' norms",
         "0123456789ab with uncommitted changes",
         "31 of 32 runs finished",
         "0; 1; 42; 1337",
