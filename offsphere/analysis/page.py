@@ -482,7 +482,8 @@ def _floor(panel: Panel) -> Html | None:
         "div",
         element("b", "At the floor. "),
         "These runs are not above their own untrained model, scored with the same cell, by two "
-        "standard errors over the test queries. What separates them was there before training.",
+        "standard errors over the test queries: differences between them may be those of the "
+        "untrained model.",
         element("ul", *lines),
         class_="roles floor",
     )
