@@ -91,7 +91,9 @@ def measure(config: Config) -> tuple[Report, list[benchmark.Scores]]:
         what, scores = benchmark.of_embeddings(config)
     else:
         what, scores = benchmark.of_model(config, subject)
-    audits = tuple(audit(what, found, config.resamples, config.seed) for found in scores)
+    audits = tuple(
+        audit(what, found, config.resamples, config.seed, config.similarities) for found in scores
+    )
     probe = None
     if config.probe and subject is not None:
         probe = prompt_probe(subject.encode_texts, config.resamples, config.seed)

@@ -7,7 +7,7 @@ left out of the comparison of right and wrong answers, and counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,6 +31,7 @@ from offsphere.similarity import (
     TopRemoved,
     Whitened,
 )
+from offsphere.similarity import similarity as named
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -45,9 +46,6 @@ GROUPS = 10
 SCORES_AT_ONCE = 2**24
 LEAST_IMAGES = 4
 """Two for either half: nothing can be fitted on one."""
-
-COSINE_RANKING = ("z-scored queries",)
-"""Remedies that rank as cosine does by construction."""
 
 
 @dataclass(frozen=True)
@@ -214,16 +212,26 @@ class Judged(NamedTuple):
     hubness: dict[str, float]
 
 
-def audit(what: Benchmarked, found: Scores, resamples: int, seed: int) -> DataAudit:
-    """Everything about one data set, from the features and outcomes of its benchmark."""
-    features = Features(
-        found.features.images.double(), found.features.texts.double(), *found.features[2:]
-    )
-    if len(features.images) < LEAST_IMAGES:
+def in_float64(found: Scores) -> Features:
+    """The features of a data set, which must have enough images for two halves."""
+    images, texts, owner, labels = found.features
+    if len(images) < LEAST_IMAGES:
         raise ValueError(
-            f"{found.data} has {len(features.images)} images: an audit needs at least "
-            f"{LEAST_IMAGES}, to fit remedies on one half and judge them on the other."
+            f"{found.data} has {len(images)} images: at least {LEAST_IMAGES} are needed, to fit "
+            "similarities on one half and judge them on the other."
         )
+    return Features(images.double(), texts.double(), owner, labels)
+
+
+def audit(
+    what: Benchmarked,
+    found: Scores,
+    resamples: int,
+    seed: int,
+    similarities: Sequence[str] = (),
+) -> DataAudit:
+    """Everything about one data set, from the features and outcomes of its benchmark."""
+    features = in_float64(found)
     return DataAudit(
         data=found.data,
         task=found.task,
@@ -234,7 +242,7 @@ def audit(what: Benchmarked, found: Scores, resamples: int, seed: int) -> DataAu
         gap=_plain(geometry.modality_gap(features.images, features.texts)),
         log_norm_cosine_correlation=_log_norm_cosine_correlation(features),
         directions=tuple(
-            audit_direction(what, found, features, direction, resamples, seed)
+            audit_direction(what, found, features, direction, resamples, seed, similarities)
             for direction in DIRECTIONS[found.task]
         ),
     )
@@ -247,6 +255,7 @@ def audit_direction(
     direction: Direction,
     resamples: int,
     seed: int,
+    similarities: Sequence[str] = (),
 ) -> DirectionAudit:
     """What magnitude does when the one side asks the other."""
     search = search_of(features, direction)
@@ -289,7 +298,7 @@ def audit_direction(
         neighbours=k,
         scored=tuple(scored),
         confidence=confidence(search, hit, item_norms[answers[what.own]], resamples, seed),
-        remedies=remedies(search, len(features.images), resamples, seed),
+        remedies=remedies(search, len(features.images), resamples, seed, similarities),
     )
 
 
@@ -395,20 +404,28 @@ def _weighted_separation(
     return ((rights * below).sum() / pairs).item(), ((means[0] - means[1]) / spread).item()
 
 
-def remedies(search: Search, images: int, resamples: int, seed: int) -> Remedies:
-    """Post-hoc similarities, fitted on one half of the images and judged on the other."""
+def remedies(
+    search: Search, images: int, resamples: int, seed: int, names: Sequence[str] = ()
+) -> Remedies:
+    """Post-hoc similarities, fitted on one half of the images and judged on the other.
+
+    `names` are those of `offsphere.similarity`; without any, a usual choice.
+    """
     reference_images = reference_half(images, seed)
     reference, judged = search.among(reference_images), search.among(~reference_images)
+    local = Csls(neighbours(min(len(reference.queries), len(reference.items))))
     similarities = {
         "centred": Centred(),
         "centred, then dot": Centred(CORNERS["dot"]),
         "top component removed": TopRemoved(),
         "whitened": Whitened(),
-        "CSLS": Csls(neighbours(min(len(reference.queries), len(reference.items)))),
+        "CSLS": local,
         "z-scored queries": QueryZScore(),
     }
-    contrasts = len(similarities) - len(COSINE_RANKING)
-    level = 1 - (1 - LEVEL) / contrasts
+    if names:
+        similarities = {n: local if n == "csls" else named(n) for n in names if n != "cosine"}
+    contrasts = sum(not ranks_as_cosine(each) for each in similarities.values())
+    level = 1 - (1 - LEVEL) / max(1, contrasts)
     cosine = judge(CellSimilarity(), judged)
     rows = [_remedy("cosine", cosine, judged, None, resamples, seed)]
     for name, similarity in similarities.items():
@@ -418,7 +435,7 @@ def remedies(search: Search, images: int, resamples: int, seed: int) -> Remedies
             rows.append(Remedy(name, problem=str(error)))
             continue
         difference = None
-        if name not in COSINE_RANKING:
+        if not ranks_as_cosine(similarity):
             surplus = answers.hit - cosine.hit
             difference = clustered_mean(surplus, judged.query_image, level, resamples, seed)
         rows.append(_remedy(name, answers, judged, difference, resamples, seed))
@@ -428,6 +445,13 @@ def remedies(search: Search, images: int, resamples: int, seed: int) -> Remedies
         level=level,
         rows=tuple(rows),
     )
+
+
+def ranks_as_cosine(similarity: Similarity) -> bool:
+    """Whether each query's ranking is cosine's by construction."""
+    if isinstance(similarity, CellSimilarity):
+        return similarity.exponents[1] == 1
+    return isinstance(similarity, QueryZScore)
 
 
 def _remedy(

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from offsphere.config import parse, settings_hash, to_dict, where
+from offsphere.names import check_similarities
 from offsphere.record import atomic_write, provenance, write_json
 from offsphere.training.script import one_line_errors
 from offsphere.training.settings import canonical_cell
@@ -93,6 +94,9 @@ class Config:
     """At most this many images."""
     eval_cell: str | None = None
     """The cell of the headline numbers; default: the one trained with, cosine if unknown."""
+    similarities: tuple[str, ...] = ()
+    """Post-hoc similarities such as centred, whitened or csls: fitted on one half of the images
+    and judged on the other, beside cosine."""
     resamples: int = 1000
     """Bootstrap samples of the intervals, drawn over images."""
     seed: int = 0
@@ -124,6 +128,7 @@ class Config:
             object.__setattr__(self, "eval_cell", canonical_cell(self.eval_cell))
             if self.eval_cell == "learnable":
                 raise ValueError("--eval-cell=learnable has no exponents; give two, as in 0.3,0.7.")
+        check_similarities(self.similarities)
         least = {"resamples": 1, "batch_size": 1, "threads": 1, "captions_per_image": 1, "limit": 2}
         for name, number in least.items():
             value = getattr(self, name)
@@ -168,6 +173,10 @@ def run(config: Config) -> dict[str, Any]:
         what, scores = of_embeddings(config)
     folder = write(config, what, scores)
     show(what, scores, folder)
+    if config.similarities:
+        rows = [row for found in scores for row in similarity_rows(config, found)]
+        _write_csv(folder / "similarities.csv", rows)
+        show_similarities(rows, folder)
     return {
         f"{found.data}/{name}": value
         for found in scores
@@ -309,11 +318,7 @@ def write(config: Config, what: Benchmarked, scores: list[Scores]) -> Path:
         folder = Path(config.run) / f"benchmark-{settings_hash(config)}"
     (folder / "clip_benchmark").mkdir(parents=True, exist_ok=True)
     rows = [row for found in scores for row in table_rows(what, found)]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    atomic_write(folder / "results.csv", lambda file: file.write(text.getvalue().encode()))
+    _write_csv(folder / "results.csv", rows)
     outcomes = {}
     for found in scores:
         for cell in what.cells:
@@ -328,6 +333,71 @@ def write(config: Config, what: Benchmarked, scores: list[Scores]) -> Path:
     record = {"settings": to_dict(config), "cells": what.cells, "own": what.own}
     write_json(folder / "provenance.json", {**record, **provenance(None)})
     return folder
+
+
+def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    atomic_write(path, lambda file: file.write(text.getvalue().encode()))
+
+
+def similarity_rows(config: Config, found: Scores) -> list[dict[str, Any]]:
+    """Recall at 1 (of classes the accuracy) of cosine and each similarity, on half the images."""
+    from crossmodal.audit_measures import in_float64, remedies, search_of
+
+    features, rows = in_float64(found), []
+    for direction in DIRECTIONS[found.task]:
+        judged = remedies(
+            search_of(features, direction), len(features.images), config.resamples, config.seed,
+            config.similarities,
+        )  # fmt: skip
+        for row in judged.rows:
+            difference = row.minus_cosine
+            rows.append(
+                {
+                    "data": found.data,
+                    "task": found.task,
+                    "query": direction.query,
+                    "metric": next(iter(direction.metrics)),
+                    "similarity": row.name,
+                    "value": row.recall,
+                    "minus_cosine": difference and difference.value,
+                    "minus_cosine_low": difference and difference.low,
+                    "minus_cosine_high": difference and difference.high,
+                    "level": judged.level,
+                    "fitted_on_images": judged.reference,
+                    "judged_on_images": judged.judged,
+                    "problem": row.problem,
+                }
+            )
+    return rows
+
+
+def show_similarities(rows: list[dict[str, Any]], folder: Path) -> None:
+    """One table of all data sets and query sides."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("data", "query", "similarity", "metric", title="Post-hoc similarities")
+    for column in ("value", "minus cosine"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        difference = "ranks alike" if row["problem"] is None else row["problem"]
+        if row["minus_cosine"] is not None:
+            low, high = 100 * row["minus_cosine_low"], 100 * row["minus_cosine_high"]
+            difference = f"{100 * row['minus_cosine']:+.1f} [{low:+.1f}, {high:+.1f}]"
+        names = [row[key] for key in ("data", "query", "similarity", "metric")]
+        table.add_row(*names, f"{row['value']:.1%}", difference)
+    console = Console()
+    console.print(table)
+    console.print(
+        f"Fitted on {rows[0]['fitted_on_images']} images and judged on the other "
+        f"{rows[0]['judged_on_images']}; intervals of {rows[0]['level']:.1%} each hold together "
+        f"with {LEVEL:.0%}. {folder}: similarities.csv",
+        soft_wrap=True,
+    )
 
 
 def save_embeddings(folder: Path, found: Scores) -> None:

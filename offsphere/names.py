@@ -15,6 +15,12 @@ LOSSES = (*PAIR_LOSSES, *VIEW_LOSSES, "moco_nce")
 DIRECTIONS = ("both", "left_to_right", "right_to_left")
 SCALES = ("calibrated", "fixed")
 VARIANCE_ON = ("cosine", "score")
+# Those of offsphere.similarity, which can be scored with after training.
+SIMILARITIES = (
+    *CORNERS,
+    *("scaled", "radial_angular", "soft_cosine", "query_zscore", "euclidean", "centred"),
+    *("whitened", "whitened_pca", "top_removed", "augmented", "csls"),
+)
 
 
 def unknown(what: str, got: object, expected: Iterable[str]) -> ValueError:
@@ -23,6 +29,13 @@ def unknown(what: str, got: object, expected: Iterable[str]) -> ValueError:
     near = difflib.get_close_matches(str(got).lower(), expected, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return ValueError(f"Unknown {what} {got!r}: expected one of {', '.join(expected)}.{hint}")
+
+
+def check_similarities(names: Iterable[str]) -> None:
+    """Refuse a name that is no similarity's."""
+    for name in names:
+        if name not in SIMILARITIES:
+            raise unknown("similarity", name, SIMILARITIES)
 
 
 def parse_cell(text: str) -> str | tuple[float, float]:

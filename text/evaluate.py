@@ -16,10 +16,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from offsphere.cells import shrink
-from offsphere.evaluation.ranking import DEPTH, Ranking, above_floor, outcomes, rank
+from offsphere.evaluation.ranking import DEPTH, Ranking, above_floor, outcomes, rank, rank_by
 from offsphere.geometry import cohens_d, hubness, norm_statistics
 from offsphere.names import CORNERS
 from offsphere.objective import Objective
+from offsphere.similarity import similarity
 from offsphere.training.run import save_tensors
 from text.lexical import bm25
 
@@ -56,7 +57,8 @@ class RetrievalEvaluator:
 
     The first call of a fresh run measures the untrained model and keeps its nDCG@10 in the run
     folder, for the verdict `test/floor`: 1 if the mean gain over the untrained model is not above
-    two standard errors over queries. A `reader` answers the questions from the best `passages`.
+    two standard errors over queries. A `reader` answers the questions from the best `passages`;
+    `similarities` are ranked with as well.
     """
 
     def __init__(
@@ -68,9 +70,10 @@ class RetrievalEvaluator:
         fresh: bool,
         reader: Reader | None = None,
         passages: int = 5,
+        similarities: Sequence[str] = (),
     ) -> None:
         self.collected, self.batches, self.encode = collected, batches, encode
-        self.reader, self.passages = reader, passages
+        self.reader, self.passages, self.similarities = reader, passages, similarities
         self.file, self.untrained = folder.path / "untrained.safetensors", fresh
         self.outcomes: dict[str, Tensor] = {}
         self.embeddings: dict[str, Tensor] = {}
@@ -115,6 +118,11 @@ class RetrievalEvaluator:
             metrics |= answers_found(ranking, part.task)
         prefix = _joined(part.name, "")
         kept = {**found._asdict(), "norm_query": queries.norm(dim=1)}
+        if self.similarities:
+            reference = self.encode(method.towers[0], self.batches.stages[-1][1].queries)
+            by_name = ndcg_by(self.similarities, reference, queries, documents, relevant)
+            metrics |= {name: values.mean().item() for name, values in by_name.items()}
+            kept |= by_name
         kept["norm_document"] = documents.norm(dim=1)
         if part.task.answers and self.reader is not None:
             read = answers_read(self.reader, ranking, part.task, self.passages)
@@ -137,6 +145,30 @@ class RetrievalEvaluator:
 
 def _joined(collection: str, name: str) -> str:
     return f"{collection}/{name}" if collection else name
+
+
+def ndcg_by(
+    names: Sequence[str],
+    training_queries: Float[Tensor, "p d"],
+    queries: Float[Tensor, "q d"],
+    documents: Float[Tensor, "n d"],
+    relevant: Sequence[dict[int, int]],
+) -> dict[str, Float[Tensor, " q"]]:
+    """nDCG@10 of each query under post-hoc similarities, which never saw the queries.
+
+    They are fitted on the documents, which are known before anybody asks, and on the training
+    queries; NaN where that is refused, such as after a collapse.
+    """
+    found = {}
+    for name in names:
+        try:
+            fitted = similarity(name).fit(documents, training_queries)
+            values = outcomes(rank_by(fitted, queries, documents), relevant).ndcg10
+        except ValueError as error:
+            print(f"The similarity {name} is left out: {error}", flush=True)
+            values = torch.full((len(queries),), math.nan, dtype=torch.float64)
+        found[f"ndcg10_by_{name}"] = values
+    return found
 
 
 def magnitude(

@@ -138,8 +138,9 @@ def train_retrieval(settings: RetrievalSettings) -> dict[str, object]:
         fresh = load_checkpoint(folder.checkpoint) is None
         reader = _reader([x.task for x in collected], settings)
         evaluator = RetrievalEvaluator(
-            collected, plain, inputs.encode, folder, fresh, reader, settings.reader_passages
-        )
+            collected, plain, inputs.encode, folder, fresh, reader, settings.reader_passages,
+            settings.similarities,
+        )  # fmt: skip
 
         def evaluate() -> dict[str, float]:
             return evaluator(method, eval_exponents(settings, objective))

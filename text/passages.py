@@ -19,7 +19,7 @@ from functools import cache
 from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from offsphere.emoji import cache_directory, hash_share, split_of
 from offsphere.names import unknown
@@ -49,11 +49,22 @@ class Document(NamedTuple):
     title: str
     text: str
 
+    def empty(self) -> bool:
+        return not (self.title + self.text).strip()
+
 
 class Query(NamedTuple):
     id: str
     text: str
     answers: tuple[str, ...] = ()
+
+    def empty(self) -> bool:
+        return not self.text.strip()
+
+
+Item = TypeVar("Item", Document, Query)
+Numbers = dict[str, int | None]
+"""The number of each id; None for an item that was left out as empty."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,7 @@ class Collection:
     source: str = ""
     """What the collection was made from, such as package versions."""
     skipped: int = 0
-    """Documents and judgements that were left out as bad."""
+    """Documents, queries and judgements that were left out as bad."""
 
     def describe(self) -> dict[str, object]:
         """Name, sizes and content hash, for a run's provenance."""
@@ -121,24 +132,16 @@ def beir_folder(folder: Path, *, on_bad_sample: str = "error") -> Collection:
     bad = _Bad(on_bad_sample == "skip")
     documents = tuple(
         Document(row["_id"], row.get("title") or "", row.get("text") or "")
-        for row in _json_lines(folder / "corpus.jsonl", "text")
+        for row in _json_lines(folder / "corpus.jsonl")
     )
     queries = tuple(
-        Query(row["_id"], row["text"], tuple(row.get("answers") or ()))
-        for row in _json_lines(folder / "queries.jsonl", "text")
+        Query(row["_id"], row["text"] or "", tuple(row.get("answers") or ()))
+        for row in _json_lines(folder / "queries.jsonl")
     )
-    _check_unique(folder / "corpus.jsonl", [document.id for document in documents])
-    _check_unique(folder / "queries.jsonl", [query.id for query in queries])
-    empty = [d.id for d in documents if not (d.title + d.text).strip()]
-    if empty:
-        bad.report(folder / "corpus.jsonl", "documents are empty", empty)
-        documents = tuple(d for d in documents if (d.title + d.text).strip())
-    numbers = (
-        {query.id: i for i, query in enumerate(queries)},
-        {document.id: i for i, document in enumerate(documents)},
-    )
+    documents, document_numbers = _without_empty(folder / "corpus.jsonl", documents, bad)
+    queries, query_numbers = _without_empty(folder / "queries.jsonl", queries, bad)
     relevant = {
-        split: _qrels(folder / "qrels" / name, *numbers, bad, set(empty))
+        split: _qrels(folder / "qrels" / name, query_numbers, document_numbers, bad)
         for split, name in QRELS.items()
         if (folder / "qrels" / name).exists()
     }
@@ -170,13 +173,25 @@ class _Bad:
             )
 
 
-def _qrels(
-    file: Path, queries: dict[str, int], documents: dict[str, int], bad: _Bad, empty: set[str]
-) -> Grades:
+def _without_empty(
+    file: Path, items: tuple[Item, ...], bad: _Bad
+) -> tuple[tuple[Item, ...], Numbers]:
+    """The items that have a text, and the number of each id: None for those without."""
+    _check_unique(file, [item.id for item in items])
+    kept = tuple(item for item in items if not item.empty())
+    numbers: Numbers = dict.fromkeys(item.id for item in items)
+    numbers |= {item.id: number for number, item in enumerate(kept)}
+    if empty := [i for i, number in numbers.items() if number is None]:
+        what = "documents" if file.stem == "corpus" else file.stem
+        bad.report(file, f"{what} are empty", empty)
+    return kept, numbers
+
+
+def _qrels(file: Path, queries: Numbers, documents: Numbers, bad: _Bad) -> Grades:
     """The judgements above 0 of one tab-separated file with a header."""
     grades: Grades = {}
     lost_queries, lost_documents = [], []
-    for line, text in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    for line, text in enumerate(_lines(file), 1):
         cells = text.split("\t")
         score = re.fullmatch(r"-?\d+", cells[2].strip()) if len(cells) == 3 else None
         if score is None:
@@ -186,14 +201,14 @@ def _qrels(
                 f"{file}, line {line}: expected query-id, corpus-id and a whole score, separated "
                 f"by tabs, got {text[:80]!r}."
             )
-        query, document, grade = queries.get(cells[0]), documents.get(cells[1]), int(score[0])
-        if query is None:
+        if cells[0] not in queries:
             lost_queries.append(cells[0])
-        elif document is None:
-            if cells[1] not in empty:
-                lost_documents.append(cells[1])
-        elif grade > 0:
-            grades.setdefault(query, {})[document] = grade
+        elif cells[1] not in documents:
+            lost_documents.append(cells[1])
+        else:
+            query, document, grade = queries[cells[0]], documents[cells[1]], int(score[0])
+            if query is not None and document is not None and grade > 0:
+                grades.setdefault(query, {})[document] = grade
     for what, lost in (
         ("judged queries are not in queries.jsonl", lost_queries),
         ("judged documents are not in corpus.jsonl", lost_documents),
@@ -205,23 +220,43 @@ def _qrels(
     return grades
 
 
-def _json_lines(file: Path, needed: str) -> Iterator[dict[str, Any]]:
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise OSError(
-            f"{file} cannot be read ({error.strerror}): BEIR's layout needs it."
-        ) from None
-    for number, line in enumerate(lines, 1):
+def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(_lines(file), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except ValueError as error:
             raise ValueError(f"{file}, line {number} is not JSON: {error}") from None
-        if not isinstance(row, dict) or "_id" not in row or needed not in row:
-            raise ValueError(f"{file}, line {number}: expected an object with _id and {needed}.")
+        if not isinstance(row, dict) or "_id" not in row or "text" not in row:
+            raise ValueError(f"{file}, line {number}: expected an object with _id and text.")
+        for key in ("text", "title"):
+            if not isinstance(row.get(key), str | None):
+                raise ValueError(
+                    f"{file}, line {number}: expected {key} in quotes, got {row[key]!r:.60}."
+                )
+        answers = row.get("answers") or []
+        if not (isinstance(answers, list) and all(isinstance(x, str) for x in answers)):
+            raise ValueError(
+                f"{file}, line {number}: expected answers as a list of texts such as "
+                f'["...", "..."], got {answers!r:.60}.'
+            )
         yield {**row, "_id": str(row["_id"])}
+
+
+def _lines(file: Path) -> list[str]:
+    """The lines of a file; JSON's texts may hold any other line separator as it is."""
+    try:
+        return file.read_bytes().decode("utf-8-sig").split("\n")
+    except OSError as error:
+        raise OSError(
+            f"{file} cannot be read ({error.strerror}): BEIR's layout needs it."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{file} is not UTF-8 (byte {error.start:,} is {error.object[error.start]:#x}): "
+            "convert it, for instance with iconv -t UTF-8."
+        ) from None
 
 
 def _check_unique(file: Path, ids: list[str]) -> None:

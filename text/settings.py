@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 from offsphere.config import where
+from offsphere.names import check_similarities
 from offsphere.training.settings import TrainSettings
 
 RETRIEVAL_COLUMNS = (  # of the table that closes a run
@@ -14,7 +15,7 @@ RETRIEVAL_COLUMNS = (  # of the table that closes a run
     ("untrained/ndcg10", "untrained", "{:.3f}"),
     ("bm25/ndcg10", "BM25", "{:.3f}"),
     ("test/recall100", "R@100", "{:.3f}"),
-    ("test/floor", "floor", "{:.0f}"),
+    ("test/floor", "at the floor", lambda floor: "yes" if floor else "no"),
     ("test/norm_document_cv", "norm CV", "{:.3f}"),
     ("test/cohens_d", "Cohen's d", "{:+.2f}"),
     ("test/reader_em", "reader EM", "{:.3f}"),
@@ -115,8 +116,8 @@ class RetrievalSettings(TextSettings):
     eval_split: Literal["test", "validation"] = "test"
     """What is measured; tune on validation, report test."""
     on_bad_sample: Literal["error", "skip"] = "error"
-    """Empty documents, and judgements about documents or queries that are not there: stop, or
-    leave them out and count them."""
+    """Empty documents or queries, and judgements about such as are not there: stop, or leave them
+    out and count them."""
     task: Literal["query", "halves"] = "query"
     """query: query and document, which have different roles. halves: two halves of the same
     documents, which are interchangeable."""
@@ -141,6 +142,10 @@ class RetrievalSettings(TextSettings):
     """Peak learning rate, before lr_rule."""
     save_embeddings: bool = where(False)
     """Save the embeddings of the evaluation queries and of all documents."""
+    similarities: tuple[str, ...] = where(())
+    """Post-hoc similarities to rank with beside the cells, such as centred, whitened or csls; they
+    are fitted on all documents and on the training queries. Not part of a run's name: give it when
+    the run is made."""
     reader: str | None = where(None)
     """A Hugging Face folder or cached name that answers questions from the best documents, at every
     evaluation: an extractive model (...ForQuestionAnswering) or a generator such as Flan-T5.
@@ -154,6 +159,7 @@ class RetrievalSettings(TextSettings):
             self._resolve("samples", None, 60_000)
         half = (self.samples or 0) // 2 if self.encoder == "scratch" else 0
         self._resolve("pretrain_samples", None, half)
+        check_similarities(self.similarities)
         if self.hard_negatives < 0:
             raise ValueError(f"--hard-negatives must be at least 0, got {self.hard_negatives}.")
         if self.reader_passages < 1:

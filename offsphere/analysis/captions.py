@@ -116,6 +116,8 @@ CAPTIONS: dict[tuple[str, str], Caption] = {
             "band/6/least": "Batch size 6, lower end",
             "band/6/plain": "Batch size 6, InfoNCE",
             "band/6/largest": "Batch size 6, upper end",
+            "partitions/cases": "Random optima tried",
+            "partitions/outside_the_band": "Of these outside the band",
         },
         ("mini-batch-variance",),
     ),

@@ -39,7 +39,7 @@ from offsphere.analysis.stats import (
     holm,
     verdict,
 )
-from offsphere.analysis.tables import runs_table
+from offsphere.analysis.tables import NO_FLOOR, AtFloor, at_floor, runs_table
 from offsphere.config import parse
 from offsphere.names import unknown
 from offsphere.record import write_json
@@ -111,6 +111,8 @@ class Verdict:
     seeds_needed: int | None = None
     figures: tuple[str, ...] = ()
     """What illustrates the claim: study/part/figure, on the report page under the same name."""
+    at_floor: AtFloor = NO_FLOOR
+    """Of the runs that it rests on."""
 
 
 @dataclass(frozen=True)
@@ -473,7 +475,9 @@ def _measured_verdict(claim: Claim, runs: pd.DataFrame) -> Verdict:
         return Verdict(claim, "incomplete", str(reason))
     except Unmatched as reason:
         return Verdict(claim, "unmatched", str(reason))
-    return Verdict(claim, "measured", "", measured)
+    rows = (part["run"] for part, _ in _parts(claim, _matching(claim, runs)))
+    floor = at_floor(runs, {run for part in rows for run in part}, str(claim.metric))
+    return Verdict(claim, "measured", "", measured, at_floor=floor)
 
 
 def _with_primary_verdicts(lines: list[Verdict]) -> list[Verdict]:
@@ -501,8 +505,12 @@ def _with_primary_verdicts(lines: list[Verdict]) -> list[Verdict]:
             family=len(places),
         )
         p = first if second is None else min(first, second)
-        lines[place] = Verdict(
-            line.claim, decision.word, decision.sentence, line.measured, p, decision.seeds_needed
+        lines[place] = replace(
+            line,
+            verdict=decision.word,
+            sentence=decision.sentence,
+            p_adjusted=p,
+            seeds_needed=decision.seeds_needed,
         )
     return lines
 
@@ -589,6 +597,8 @@ def _columns(line: Verdict) -> tuple[str, ...]:
     seeds = f"n={measured.n}"
     if measured.dropped:
         seeds += f" ({measured.dropped} dropped)"
+    if line.at_floor.runs:
+        seeds += f", {line.at_floor.runs} of {line.at_floor.measured} runs at the floor"
     word = (
         line.verdict
         if line.seeds_needed is None

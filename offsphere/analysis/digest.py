@@ -31,6 +31,7 @@ from offsphere.analysis.pictures import Picture, drawings, picture_of
 from offsphere.analysis.tables import (
     EXAMPLES,
     ORIGIN,
+    as_stored,
     curves_table,
     read_examples,
     run_folders,
@@ -149,7 +150,7 @@ def examples_by_run(folder: Path, wanted: Collection[str] = ()) -> dict[str, dic
         if (path / "examples.safetensors").exists():
             with safe_open(path / "examples.safetensors", framework="numpy") as file:
                 found[path.name] = {
-                    name: file.get_tensor(name).astype(float)
+                    name: as_stored(name, file.get_tensor(name))
                     for name in sorted(file.keys())
                     if is_norm(name) or name in wanted
                 }

@@ -245,6 +245,8 @@ def _claim(line: Verdict, places: Mapping[str, str]) -> Html:
         seeds = seed_count(measured.n) + (
             f", {measured.dropped} dropped" if measured.dropped else ""
         )
+        if line.at_floor.runs:
+            seeds += f"; {line.at_floor.runs} of {line.at_floor.measured} runs at the floor"
         if line.seeds_needed is not None:
             seeds += f"; about {line.seeds_needed} needed"
         if line.p_adjusted is not None:
@@ -434,8 +436,57 @@ def _comparison(study: Study, panel: Panel) -> list[Html | None]:
         _controls(panel),
         element("div", *figures, class_="figures"),
         scrolled(f"{study.name}, results by condition", _results_table(panel)),
+        _floor(panel),
+        _delta_cv(panel),
         _heat_maps(panel),
     ]
+
+
+def _delta_cv(panel: Panel) -> Html | None:
+    """The ratio of the queries' variation between two cells, and what was published."""
+    if not panel.delta_cv:
+        return None
+    lines = (
+        element(
+            "li",
+            f"{panel.contexts[context]}: " if panel.contexts[context] else None,
+            f"{number(found.mean, 3)} ",
+            element("span", interval(found, 3), class_="muted"),
+            f", {seed_count(found.n)}",
+        )
+        for context, found in panel.delta_cv.items()
+    )
+    return element(
+        "div",
+        element("b", "Delta-CV. "),
+        "The coefficient of variation of the test queries' norms after dnorm training over that "
+        "after dot training, paired by seed. Published for SciFact: 1.3 (Contriever, which prefers "
+        "qnorm) and 7.4 (RetroMAE, which prefers dnorm; 2602.09229v1, table 19).",
+        element("ul", *lines),
+        class_="roles delta-cv",
+    )
+
+
+def _floor(panel: Panel) -> Html | None:
+    """Which conditions learned nothing that their untrained model does not do as well."""
+    lines = []
+    for condition, found in zip(panel.conditions, panel.at_floor, strict=True):
+        if found.runs:
+            context = panel.contexts[condition.context]
+            level = _level(panel.treatment, panel.levels[condition.level])
+            where = f"{level}, {context}" if context else level
+            lines.append(element("li", f"{where}: {found.runs} of {found.measured} runs"))
+    if not lines:
+        return None
+    return element(
+        "div",
+        element("b", "At the floor. "),
+        "These runs are not above their own untrained model, scored with the same cell, by two "
+        "standard errors over the test queries: differences between them may be those of the "
+        "untrained model.",
+        element("ul", *lines),
+        class_="roles floor",
+    )
 
 
 def _level(treatment: str | None, level: str) -> str:

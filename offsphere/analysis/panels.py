@@ -25,6 +25,7 @@ from offsphere.analysis.stats import (
     smallest_difference,
     two_by_two,
 )
+from offsphere.analysis.tables import AtFloor, at_floor
 from offsphere.analysis.tasks import Reference, Role, outcomes_of, published_variance, role_of
 from offsphere.names import CELLS, CORNERS, parse_cell
 
@@ -38,6 +39,7 @@ BOOKKEEPING = frozenset(
         *("run", "part", "status", "reason", "script", "commit", "dirty", "data_hash", "seed"),
         *("study", "out", "device", "workers", "checkpoint_every", "resume", "loggers", "progress"),
         *("download", "root", "cache", "allow_pipe", "save_views", "save_embeddings"),
+        *("devices", "nodes", "similarities", "reader", "reader_passages"),
     )
 )
 TREATMENTS = ("cell", "variance_weight", "within_view", "arm")
@@ -69,6 +71,7 @@ CURVES = ("test/", "train/loss", "train/contrastive", *TRAINING_METRICS[1:10])
 MOST_METRICS = 32
 MOST_CURVES = 9
 CURVE_POINTS = 40
+QUERY_CV = "test/norm_query_cv"
 BINS = 40
 WIDE_RANGE = 8.0
 """Norms whose largest is more than this many times their smallest get logarithmic bins."""
@@ -194,6 +197,11 @@ class Panel:
     heat_maps: list[HeatMap]
     along: Along | None
     reference: list[Reference]
+    at_floor: list[AtFloor]
+    """Per condition."""
+    delta_cv: dict[int, Measure]
+    """By context, in retrieval: the variation of the queries' norms under dnorm over that under
+    dot (the paper's Delta-CV), seed by seed."""
 
     def corner(self, level: int) -> str | None:
         """The cell that a level is, if the treatment is the cell."""
@@ -304,6 +312,8 @@ def read_panel(
         heat_maps=read_heat_maps(frame),
         along=along,
         reference=published_variance() if by_batch and losses == {"nt_xent"} else [],
+        delta_cv=read_delta_cv(frame),
+        at_floor=[at_floor(runs, c.runs, chosen[0] if chosen else "") for c in conditions],
     )
 
 
@@ -515,6 +525,26 @@ def read_heat_maps(frame: Frame) -> list[HeatMap]:
             if any(found.n for row in rows.values() for found in row):
                 maps.append(HeatMap(base, context, groups, query, rows))
     return maps
+
+
+def read_delta_cv(frame: Frame) -> dict[int, Measure]:
+    """The geometric mean of the paired ratios, with the t-interval of their logarithms."""
+    if frame.treatment != "cell" or QUERY_CV not in frame.runs.columns:
+        return {}
+    values = frame.values(QUERY_CV)
+    found = {}
+    for context in range(frame.contexts):
+        rows = {
+            corner_of(frame.levels[condition.level]): values[place]
+            for place, condition in enumerate(frame.conditions)
+            if condition.context == context
+        }
+        if "dnorm" in rows and "dot" in rows:
+            ratios = measure(np.log(rows["dnorm"]) - np.log(rows["dot"]))
+            if ratios.n:
+                mean, low, high = (math.exp(x) for x in ratios[:3])
+                found[context] = Measure(mean, low, high, ratios.n)
+    return found
 
 
 def tied_columns(values: Mapping[str, Array]) -> tuple[list[tuple[str, ...]], str | None]:

@@ -13,9 +13,9 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import yaml
@@ -47,6 +47,26 @@ JSON_WORDS = ("true", "false", "null", "NaN", "Infinity")
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "\n": " "}
 LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
+
+
+class AtFloor(NamedTuple):
+    """How many runs are not above their untrained model, and how many say whether they are."""
+
+    runs: int
+    measured: int
+
+
+NO_FLOOR = AtFloor(0, 0)
+
+
+def at_floor(runs: pd.DataFrame, names: Collection[str], metric: str) -> AtFloor:
+    """The verdict `floor` of the collection that a metric is about, over the named runs."""
+    column = f"{metric.rpartition('/')[0]}/floor"
+    if column not in runs.columns:
+        return NO_FLOOR
+    rows = runs.loc[runs["run"].isin(list(names))].drop_duplicates("run")
+    found = rows[column].dropna().astype(float)
+    return AtFloor(int((found > 0).sum()), len(found))
 
 
 def run_folders(folder: str | Path) -> list[Path]:
@@ -414,12 +434,15 @@ def _examples_part(run: str, outcome: str, vector: Array) -> pd.DataFrame:
             "run": pd.Series([run] * size, dtype=object),
             "outcome": pd.Series([outcome] * size, dtype=object),
             "example": np.arange(size, dtype=np.int32),
-            "value": _rounded(vector) if "norm" in outcome else vector.astype(float),
+            "value": as_stored(outcome, vector),
         }
     )
 
 
-def _rounded(vector: Array) -> Array:
+def as_stored(outcome: str, vector: Array) -> Array:
+    """A per-example vector with the digits that a table keeps of it."""
+    if "norm" not in outcome:
+        return vector.astype(float)
     mantissa, exponent = np.frexp(vector.astype(float))
     return np.ldexp(np.round(mantissa * 2**NORM_BITS) / 2**NORM_BITS, exponent)
 

@@ -15,12 +15,14 @@ from torch import Tensor
 
 from offsphere.cells import shrink
 from offsphere.geometry import top_items
+from offsphere.similarity import Similarity
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 DEPTH = 100
 """Documents that are kept per query."""
+SCORES_AT_ONCE = 2**24
 
 Relevant = Mapping[int, int]
 """The grades (above 0) of one query's relevant documents, by their numbers."""
@@ -59,6 +61,18 @@ def rank(
         queries, shrink(documents.detach(), float(document_exponent)), min(depth, len(documents))
     )
     return Ranking(*found)
+
+
+def rank_by(
+    similarity: Similarity,
+    queries: Float[Tensor, "q d"],
+    documents: Float[Tensor, "n d"],
+    depth: int = DEPTH,
+) -> Ranking:
+    """The documents of largest score under a fitted similarity, some queries at a time."""
+    tiles = queries.split(max(1, SCORES_AT_ONCE // len(documents)))
+    best = [similarity.scores(x, documents).topk(min(depth, len(documents))) for x in tiles]
+    return Ranking(torch.cat([x.values for x in best]), torch.cat([x.indices for x in best]))
 
 
 def outcomes(ranking: Ranking, relevant: Sequence[Relevant]) -> Outcomes:

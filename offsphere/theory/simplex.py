@@ -75,6 +75,7 @@ def measure(config: Config) -> tuple[Metrics, dict[str, Figure]]:
         **band,
         **monotone_gradients(config.cases, generator),
         **alignment_and_uniformity(generator),
+        **random_partitions(config.cases, generator),
     }
     figures = {"landing": landing_figure, "separation": separation_figure, "band": band_figure}
     return metrics, figures
@@ -173,6 +174,26 @@ def variance_extremes() -> Metrics:
             metrics[f"extremes/{n}_{m}/{end}_error"] = abs(variance - bound)
             metrics[f"extremes/{n}_{m}/{end}_mean_error"] = abs(mean + 1 / (n - 1))
     return metrics
+
+
+def random_partitions(cases: int, generator: torch.Generator) -> Metrics:
+    """Thm 5.5 over random optima of fixed batches: how often one leaves the band or the mean."""
+    from offsphere.theory import simplex_theorems as theorems
+
+    outside, error = 0, 0.0
+    for _ in range(cases):
+        m, batches = _integer(2, 8, generator), _integer(1, 8, generator)
+        n, width = m * batches, _integer(m - 1, batches * (m - 1) + 3, generator)
+        u = theorems.turned_simplices(n, m, width, generator)
+        mean, variance = theorems.negative_spread(u, u)
+        least, largest = theorems.variance_band(n, m)
+        outside += not least - 1e-12 <= variance <= largest + 1e-12
+        error = max(error, abs(mean + 1 / (n - 1)))
+    return {
+        "partitions/cases": float(cases),
+        "partitions/outside_the_band": float(outside),
+        "partitions/mean_error": error,
+    }
 
 
 def fixed_batch_variance(config: Config, generator: torch.Generator) -> tuple[Metrics, Figure]:

@@ -211,6 +211,16 @@ def orthogonal_simplices(n: int, m: int) -> Float[Tensor, "n d"]:
     return torch.block_diag(*[simplex_etf(m)] * (n // m))
 
 
+def turned_simplices(
+    n: int, m: int, width: int, generator: torch.Generator
+) -> Float[Tensor, "n width"]:
+    """Each batch of m on a simplex turned at random: any optimum of fixed batches (Thm 5.5)."""
+    _check_partition(n, m)
+    corners = simplex_etf(m)
+    frames = torch.randn(n // m, width, m - 1, generator=generator, dtype=torch.float64)
+    return torch.cat([corners @ torch.linalg.qr(frame).Q.T for frame in frames])
+
+
 def negative_spread(u: Float[Tensor, "n d"], v: Float[Tensor, "n d"]) -> tuple[float, float]:
     """E[s_neg] and Var[s_neg] over all n (n-1) pairs, of whichever batches."""
     mean, variance = negative_statistics(u, v)

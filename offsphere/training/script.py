@@ -14,8 +14,8 @@ from offsphere.config import parse, run_name
 from offsphere.record import RunFolder
 from offsphere.training.settings import TrainSettings
 
-Column = tuple[str, str, str]
-"""A metric, its title in the closing table, and its format."""
+Column = tuple[str, str, str | Callable[[Any], str]]
+"""A metric, its title in the closing table, and its format or what spells it."""
 
 
 class Stopped(Exception):
@@ -87,7 +87,11 @@ def _show(
     table.add_column("cell")
     for _, title, _ in present:
         table.add_column(title, justify="right")
-    table.add_row(config.cell, *(form.format(metrics[name]) for name, _, form in present))
+    spelt = [
+        form.format(metrics[name]) if isinstance(form, str) else form(metrics[name])
+        for name, _, form in present
+    ]
+    table.add_row(config.cell, *spelt)
     console = Console()
     console.print(table)
     console.print(f"{folder}: config.yaml, steps.jsonl, metrics.json, run.png", soft_wrap=True)

@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from sklearn.metrics import roc_auc_score
 
-from crossmodal import audit, audit_measures, audit_probe
+from crossmodal import audit, audit_measures, audit_probe, benchmark
 from crossmodal.audit import Config
 from offsphere.evaluation.retrieval import draws
 
@@ -264,6 +264,42 @@ def test_equal_scores_count_their_share():
     judged = audit_measures.judge(audit_measures.CellSimilarity(), search)
     assert judged.hit.tolist() == [0.5, 1.0]
     assert judged.top_score.tolist() == [1.0, 1.0]
+
+
+def test_named_similarities_in_the_benchmark_and_in_the_audit(tmp_path, capsys):
+    """Fitted on one half of the images and judged on the other, written out for centring."""
+    names = ("centred", "dot", "dnorm", "query_zscore", "csls")
+    tensors = junk_captions(60)
+    tensors["texts"] += 0.5
+    config = dataclasses.replace(planted(tmp_path, **tensors), similarities=names)
+    kept = {f.name: getattr(config, f.name) for f in dataclasses.fields(benchmark.Config)}
+    benchmark.run(benchmark.Config(**kept))
+    assert "Post-hoc similarities" in capsys.readouterr().out
+    (file,) = tmp_path.glob("benchmark/*/similarities.csv")
+    with file.open() as text:
+        table = list(csv.DictReader(text))
+    rows = {row["similarity"]: row for row in table if row["query"] == "image"}
+    assert list(rows) == ["cosine", *names]
+    fitted = audit_measures.reference_half(60, config.seed).numpy()
+    images, texts, owner = (x.numpy() for x in tensors.values())
+    judged = ~fitted[owner]
+    queries = images[~fitted] - images[fitted].mean(0)
+    items = texts[judged] - texts[~judged].mean(0)
+    items /= np.linalg.norm(items, axis=1, keepdims=True)
+    right = owner[judged][(queries @ items.T).argmax(1)] == np.flatnonzero(~fitted)
+    assert float(rows["centred"]["value"]) == pytest.approx(right.mean())
+    gain = float(rows["centred"]["value"]) - float(rows["cosine"]["value"])
+    assert float(rows["centred"]["minus_cosine"]) == pytest.approx(gain)
+    for name in ("dnorm", "query_zscore"):  # they rank as cosine does
+        assert rows[name]["value"] == rows["cosine"]["value"]
+        assert rows[name]["minus_cosine"] == ""
+    assert float(rows["dot"]["level"]) == pytest.approx(1 - 0.05 / 3)
+    assert (rows["dot"]["fitted_on_images"], rows["dot"]["judged_on_images"]) == ("30", "30")
+    report = audit.measure(config)[0]
+    found = {row.name: row.recall for row in report.data[0].directions[0].remedies.rows}
+    assert found == {name: pytest.approx(float(row["value"])) for name, row in rows.items()}
+    with pytest.raises(ValueError, match="Did you mean 'centred'"):
+        benchmark.Config(embeddings="x", similarities=("centered",))
 
 
 def test_a_remedy_that_cannot_be_fitted_is_a_row(tmp_path):

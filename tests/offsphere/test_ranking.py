@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offsphere.cells import Cell
+from offsphere.evaluation import ranking
 from offsphere.evaluation.ranking import Ranking, above_floor, outcomes, rank
+from offsphere.similarity import CellSimilarity
 
 # Three queries on four documents; the scores are the rankings 2 0 1 3, 3 2 1 0 and 0 1 2 3.
 BY_HAND = Ranking(
@@ -34,9 +36,9 @@ def test_the_metrics_by_hand():
 
 def test_the_reciprocal_rank_ends_at_ten_and_recall_at_a_hundred():
     scores = -torch.arange(120.0)[None]
-    ranking = Ranking(scores, torch.arange(120)[None])
+    ranked = Ranking(scores, torch.arange(120)[None])
     for place, mrr, recall in ((9, 0.1, 1), (10, 0, 1), (99, 0, 1), (100, 0, 0)):
-        found = outcomes(ranking, [{place: 1}])
+        found = outcomes(ranked, [{place: 1}])
         assert found.mrr10.item() == pytest.approx(mrr)
         assert found.recall100.item() == recall
 
@@ -75,6 +77,18 @@ def test_the_querys_exponent_changes_no_ranking(seed, left, right):
     for exponents in ((left, right), (0.0, right), (1.0, right)):
         scores = Cell(exponents=exponents).scores(queries, documents)
         assert torch.equal(scores.argsort(dim=1, descending=True), found)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 1.0])
+def test_ranking_by_a_similarity_is_the_cells_ranking_in_any_tiles(exponent, monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    queries = torch.randn(7, 5, generator=draw, dtype=torch.float64)
+    documents = torch.randn(30, 5, generator=draw, dtype=torch.float64) * 3
+    expected = rank(queries, documents, exponent, depth=12)
+    monkeypatch.setattr(ranking, "SCORES_AT_ONCE", 3 * 30)
+    found = ranking.rank_by(CellSimilarity((0.0, exponent)), queries, documents, depth=12)
+    assert torch.equal(found.documents, expected.documents)
+    torch.testing.assert_close(found.scores, expected.scores)
 
 
 def test_the_floor_is_two_standard_errors():

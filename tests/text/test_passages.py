@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,11 @@ def test_without_dev_a_part_of_the_training_queries_validates(collection_folder:
         ([*CORPUS, {"_id": "c", "text": " "}], QUERIES, QRELS, r"1 documents are empty \('c'\)"),
         ([*CORPUS, CORPUS[0]], QUERIES, QRELS, r"corpus.jsonl: 1 ids come more than once \('a'\)"),
         (CORPUS, [*QUERIES, QUERIES[1]], QRELS, r"queries.jsonl: 1 ids come more than once"),
+        (CORPUS, [*QUERIES, {"_id": "3", "text": None}], QRELS, r"1 queries are empty \('3'\)"),
+        ([*CORPUS, {"_id": "c", "text": 5}], QUERIES, QRELS,
+         r"corpus.jsonl, line 3: expected text in quotes, got 5"),
+        (CORPUS, [{**QUERIES[0], "answers": "Rome"}, QUERIES[1]], QRELS,
+         r"queries.jsonl, line 1: expected answers as a list of texts .* got 'Rome'"),
         (CORPUS, QUERIES, {"test": [("2", "b", 0)]}, r"holds no judgement above 0"),
         (CORPUS, QUERIES, {"test": [("2", "b", "yes")]}, r"line 2: expected query-id, corpus-id"),
         ([{"_id": "a"}], QUERIES, QRELS, r"line 1: expected an object with _id and text"),
@@ -64,13 +70,31 @@ def test_bad_collections_are_named_and_counted(
         beir_folder(folder)
 
 
+def test_texts_may_hold_other_line_separators_and_files_a_byte_order_mark(tmp_path, write_beir):
+    """U+2028, U+0085 and form feeds are allowed inside JSON's texts; only \\n ends a line."""
+    folder = write_beir(tmp_path / "mine", CORPUS, QUERIES, QRELS)
+    text = "one\u2028two\x85three"
+    row = json.dumps({"_id": "u\u2028", "text": text}, ensure_ascii=False) + "\r\n"
+    lines = (folder / "corpus.jsonl").read_bytes()
+    (folder / "corpus.jsonl").write_bytes(b"\xef\xbb\xbf" + lines + row.encode())
+    with (folder / "qrels" / "test.tsv").open("a", encoding="utf-8", newline="") as file:
+        file.write("2\tu\u2028\t1\r\n")
+    found = beir_folder(folder)
+    assert found.documents[2] == ("u\u2028", "", text)
+    assert found.relevant["test"] == {1: {1: 2, 2: 1}}
+    (folder / "corpus.jsonl").write_bytes(b'{"_id": "a", "text": "caf\xe9"}')
+    with pytest.raises(ValueError, match=r"corpus.jsonl is not UTF-8 \(byte 25 is 0xe9\)"):
+        beir_folder(folder)
+
+
 def test_bad_samples_can_be_left_out(tmp_path: Path, write_beir):
     corpus = [*CORPUS, {"_id": "c", "title": "", "text": ""}]
-    qrels = {"test": [("2", "b", 1), ("2", "c", 1), ("2", "x", 1)]}
-    folder = write_beir(tmp_path / "bad", corpus, QUERIES, qrels)
+    queries = [{"_id": "0", "text": " "}, *QUERIES]
+    qrels = {"test": [("2", "b", 1), ("2", "c", 1), ("2", "x", 1), ("0", "a", 1)]}
+    folder = write_beir(tmp_path / "bad", corpus, queries, qrels)
     found = beir_folder(folder, on_bad_sample="skip")
     assert found.relevant == {"test": {1: {1: 1}}}
-    assert (len(found.documents), found.skipped) == (2, 2)
+    assert (len(found.documents), found.skipped) == (2, 3)
     with pytest.raises(ValueError, match=r"no judgements for the split 'train'.*it has: test"):
         make_task(found, "query", "test")
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,12 +19,19 @@ from safetensors.torch import load_file
 
 from offsphere.cells import Cell
 from offsphere.config import command, load_yaml, run_name
+from offsphere.evaluation.ranking import Ranking, outcomes
 from offsphere.names import CELLS
 from offsphere.record import RunFolder
 from offsphere.training.run import objective_of
 from offsphere.training.streams import stream
 from text import settings as text_settings
-from text.evaluate import answers_found, condition_number, plain_words
+from text.evaluate import (
+    answers_found,
+    condition_number,
+    fisher_conditions,
+    ndcg_by,
+    plain_words,
+)
 from text.experiment import Inputs
 from text.lexical import bm25
 from text.methods import make_head, make_towers
@@ -33,6 +41,7 @@ from text.train_retrieval import Config, run
 
 ROOT = Path(__file__).parents[2]
 BATCH, STEPS = 12, 24
+SIDES = ("query", "document")
 
 
 def tiny(data: Path, out: Path, encoder: str = "scratch", **changes) -> Config:
@@ -120,15 +129,18 @@ def test_a_whole_run_leaves_a_folder_that_explains_itself(
     assert {name.split(".")[0] for name in weights} == {"0", "1"}
 
 
-def test_the_settings_reach_the_loss(collection_folder, tmp_path: Path):
-    """Dot over the batch's mean norms at temperature 0.5, written out."""
+@pytest.mark.parametrize("direction", ["left_to_right", "both"])
+def test_the_settings_reach_the_loss(direction, collection_folder, tmp_path: Path):
+    """Dot over the batch's mean norms at temperature 0.5, written out, one-way and two-way."""
     given = {"cell": "dot", "scale": "fixed", "temperature": 0.5, "batch_mean_norm": True}
     settings = tiny(collection_folder, tmp_path, **given)
-    objective = objective_of(settings, "info_nce", 90, direction="left_to_right")
+    objective = objective_of(settings, "info_nce", 90, direction=direction)
     query, document = 3 * torch.randn(2, 7, 5, generator=stream(0, "sides"))
     norms = query.norm(dim=1).mean() * document.norm(dim=1).mean()
     scores = query @ document.T / norms / 0.5
     expected = torch.nn.functional.cross_entropy(scores, torch.arange(7))
+    if direction == "both":
+        expected = (expected + torch.nn.functional.cross_entropy(scores.T, torch.arange(7))) / 2
     torch.testing.assert_close(objective(query, document)["loss"], expected)
 
 
@@ -145,6 +157,44 @@ def test_rankings_of_real_embeddings(collection_folder, bert_folder, tmp_path: P
     assert torch.equal(order["qnorm"], order["dot"])
     assert torch.equal(order["dnorm"], order["cosine"])
     assert (order["dot"] != order["cosine"]).any()
+
+
+def test_post_hoc_similarities_are_fitted_on_documents_and_training_queries(
+    collection_folder, bert_folder, tmp_path: Path
+):
+    names = ("centred", "query_zscore", "dot", "csls")
+    given = {"similarities": names, "save_embeddings": True, "cell": "cosine"}
+    config = tiny(collection_folder, tmp_path, str(bert_folder), **given)
+    plain = tiny(collection_folder, tmp_path, str(bert_folder), cell="cosine")
+    assert run_name(config) == run_name(plain)  # they change what is reported, not the run
+    metrics = run(config)
+    assert metrics["test/ndcg10_by_query_zscore"] == metrics["test/ndcg10_scored_cosine"]
+    assert metrics["test/ndcg10_by_dot"] == metrics["test/ndcg10_scored_dot"]
+    folder = tmp_path / "train_retrieval" / run_name(config)
+    vectors = load_file(folder / "embeddings.safetensors")
+    queries, documents = vectors["query"].double(), vectors["document"].double()
+    inputs = Inputs(config)
+    towers = make_towers(inputs.encoder, config)
+    towers.load_state_dict(load_file(folder / "encoder.safetensors"))
+    task = make_task(beir_folder(collection_folder), "query", "test")
+    trained = inputs.encode(towers[0], inputs([task.queries[q] for q, _ in task.train])).double()
+    scores = Cell("cosine").scores(queries - trained.mean(0), documents - documents.mean(0))
+    ranking = Ranking(*scores.sort(descending=True))
+    expected = outcomes(ranking, [task.test[q] for q in task.measured]).ndcg10
+    torch.testing.assert_close(
+        load_file(folder / "examples.safetensors")["ndcg10_by_centred"], expected
+    )
+    assert metrics["test/ndcg10_by_centred"] == pytest.approx(expected.mean().item())
+    assert metrics["test/ndcg10_by_centred"] != metrics["test/ndcg10"]
+    assert math.isfinite(metrics["test/ndcg10_by_csls"])
+
+
+def test_a_similarity_that_cannot_be_fitted_is_told_and_left_out(capsys):
+    same, queries = torch.ones(12, 4), torch.randn(3, 4, generator=stream(0, "q"))
+    found = ndcg_by(["whitened", "cosine"], same, queries, same, [{0: 1}] * 3)
+    assert found["ndcg10_by_whitened"].isnan().all()
+    assert found["ndcg10_by_cosine"].isfinite().all()
+    assert "The similarity whitened is left out: " in capsys.readouterr().out
 
 
 def test_the_symmetric_twin_and_whole_fine_tuning(collection_folder, bert_folder, tmp_path: Path):
@@ -190,6 +240,29 @@ def test_the_condition_number_is_of_the_subspace_that_holds_the_gradients():
     signs = torch.tensor([[1.0, 1, 1], [1, -1, 1], [1, 1, -1], [1, -1, -1]]).double()
     gradients = (signs * torch.tensor([1.0, 2.0, 4.0])) @ basis[:3]
     assert condition_number(gradients) == pytest.approx(16)
+
+
+def test_the_fisher_matrix_is_of_each_embeddings_own_gradient(collection_folder, tmp_path: Path):
+    """Against the sum over pairs of outer products, one per training pair, side by side."""
+    settings = tiny(collection_folder, tmp_path, cell="qnorm", scale="fixed", temperature=0.5)
+    objective = objective_of(settings, "info_nce", 90, direction="left_to_right").double()
+    batches = [
+        {side: torch.randn(8, 5, generator=stream(i, side), dtype=torch.float64) for side in SIDES}
+        for i in range(2)
+    ]
+    method = SimpleNamespace(towers=[None, None], objective=objective)
+    found = fisher_conditions(method, batches, lambda tower, rows: rows)
+    parts = {side: [] for side in SIDES}
+    for batch in batches:
+        q, d = (batch[side].requires_grad_() for side in SIDES)
+        scores = (q / q.norm(dim=1, keepdim=True)) @ d.T / 0.5
+        loss = torch.nn.functional.cross_entropy(scores, torch.arange(8), reduction="sum")
+        for side, gradient in zip(SIDES, torch.autograd.grad(loss, (q, d)), strict=True):
+            parts[side].append(gradient)
+    for side in SIDES:
+        g = torch.cat(parts[side])
+        values = torch.linalg.eigvalsh(sum(torch.outer(row, row) for row in g) / len(g))
+        assert found[f"train/fisher_{side}"] == pytest.approx((values[-1] / values[0]).item())
 
 
 def test_answers_are_found_word_for_word(collection_folder):
@@ -271,6 +344,7 @@ def test_defaults_are_recorded_and_follow_the_extra(monkeypatch):
         ({"encoder": "minilm", "head": "none"}, "leaves nothing to train"),
         ({"pretrain_samples": 70_000}, "below the budget of 60000 samples"),
         ({"hard_negatives": -1}, "--hard-negatives must be at least 0"),
+        ({"similarities": ("centered",)}, "Did you mean 'centred'"),
         ({"max_length": -3}, "--max-length must be above 0, got -3"),
     ],
 )

@@ -46,6 +46,8 @@ def _symmetry(folder: Path) -> None:
                     continue
                 value = 0.5 + 0.01 * SEEDS.index(seed) + gain * (1 - left * right)
                 row["test/ndcg10"] = value + rng.normal(0, 0.004)
+                row["test/norm_query_cv"] = (0.3 if cell == "dnorm" else 0.2) + 0.01 * seed % 0.03
+                row["test/floor"] = float(task == "halves" and cell in ("dot", "qnorm"))
                 row["test/recall100"] = 0.8 + rng.normal(0, 0.01)
                 row["train/loss"] = 123.4 + rng.normal()
                 scored = {g: row["test/ndcg10"] - 0.03 * abs(g - right) for g in (0, 1)}

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from offsphere.analysis import claims as module
+from offsphere.analysis import page
 from offsphere.analysis.claims import (
     board,
     evaluate_claims,
@@ -221,6 +222,22 @@ def test_numbers_and_truth_values_in_contrasts(tmp_path):
     gaps = both.astype({"weight": "Float64", "deep": "boolean"})
     gaps.loc[0, ["weight", "deep"]] = pd.NA
     assert measure(claim(tmp_path, where={"deep": False}), gaps).dropped == 1
+
+
+def test_runs_at_the_floor_are_counted_where_the_claim_rests_on_them(tmp_path):
+    table = cells(4, 0.2)
+    table["test/floor"] = ((table["cell"] == "dot") & (table["seed"] < 3)).astype(float)
+    other = cells(4, 0.2).assign(cell="qnorm")
+    other["run"] += "-other"
+    other["test/floor"] = 1.0
+    path = write_claims(tmp_path / "claims.yaml", PRIMARY, DESCRIPTIVE | {"metric": "train/loss"})
+    table["train/loss"] = other["train/loss"] = 1.0
+    root = results(tmp_path, cells=pd.concat([table, other]))
+    first, second = evaluate_claims(load_claims(path), root)
+    assert (first.verdict, first.at_floor) == ("supported", (3, 8))
+    assert second.at_floor == (0, 0)
+    assert "n=4, 3 of 8 runs at the floor" in board([first, second])
+    assert "4 seeds; 3 of 8 runs at the floor" in str(page._claim(first, {}))
 
 
 def test_two_metrics_of_one_run_and_a_value_to_compare_with(tmp_path):

@@ -9,7 +9,7 @@ import math
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -20,11 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
+from crossmodal.train_clip import Config as ClipConfig
 from offsphere.analysis import digest
 from offsphere.analysis.digest import published_comparisons, read_study
 from offsphere.analysis.figures import write_figures
 from offsphere.analysis.markup import Html, element, number, plain_number
 from offsphere.analysis.panels import (
+    BOOKKEEPING,
     RESAMPLES,
     decimals_for,
     measure,
@@ -38,6 +40,10 @@ from offsphere.analysis.stats import crossed_bootstrap
 from offsphere.analysis.tables import outcome_matrix, read_examples, read_runs
 from offsphere.analysis.tasks import outcomes_of, role_of
 from offsphere.names import CORNERS
+from text.train_retrieval import Config as RetrievalConfig
+from text.train_sts import Config as StsConfig
+from vision.train_moco import Config as MocoConfig
+from vision.train_simclr import Config as SimClrConfig
 
 DATE = "2026-01-02"
 HOSTILE = "</script><script>window.hacked = 1</script>"
@@ -179,6 +185,22 @@ def test_the_mean_of_both_directions_is_a_mean_of_pairs():
     assert outcomes_of("test/ndcg10") == ("ndcg10",)
 
 
+def test_delta_cv_is_the_paired_ratio_of_the_queries_variation(symmetry, results):
+    runs = read_runs(results / "symmetry" / "runs.csv")
+    (panel,) = symmetry.panels
+    for context, task in enumerate(panel.contexts):
+        cv = {
+            cell: values_of(runs, task.split()[1], cell, "test/norm_query_cv")
+            for cell in ("dnorm", "dot")
+        }
+        logs = np.log(cv["dnorm"] / cv["dot"])
+        logs = logs[np.isfinite(logs)]  # one run of dot failed
+        reach = stats.t.ppf(0.975, len(logs) - 1) * stats.sem(logs)
+        expected = np.exp([logs.mean(), logs.mean() - reach, logs.mean() + reach])
+        assert panel.delta_cv[context][:3] == pytest.approx(expected)
+        assert panel.delta_cv[context].n == len(logs)
+
+
 def test_a_failed_run_is_listed_with_its_reason(symmetry):
     (failed,) = symmetry.unfinished
     assert (failed.run, failed.status, failed.seed) == ("dot-seed42-halves", "failed", "42")
@@ -249,6 +271,13 @@ def test_parts_are_compared_apart_and_batch_sizes_in_order(results):
     assert table["30"][512.0] == 0.0917
     assert second.reference == []
     assert study.hours == pytest.approx(48 * 36 / 3600)
+
+
+def test_what_says_where_a_run_ran_is_no_factor():
+    """Older rows of a table lack settings that came later; that must not part them."""
+    for config in (SimClrConfig, MocoConfig, ClipConfig, RetrievalConfig, StsConfig):
+        where = {f.name for f in fields(config) if f.metadata.get("where")}
+        assert where <= BOOKKEEPING, config
 
 
 def test_a_setting_that_follows_from_others_is_no_factor():
@@ -398,6 +427,10 @@ def test_the_page_has_what_a_reader_looks_for(written):
         "Which side is the query.",
         "tie by construction: here left is the query",
         "the loss is nan at step 7 <img",
+        "At the floor. These runs are not above their own untrained model",
+        "dot, task halves: 3 of 3 runs",
+        "qnorm, task halves: 4 of 4 runs",
+        "Delta-CV. The coefficient of variation of the test queries' norms",
         "0123456789ab with uncommitted changes",
         "31 of 32 runs finished",
         "0; 1; 42; 1337",

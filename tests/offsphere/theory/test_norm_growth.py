@@ -44,6 +44,17 @@ def test_info_nce_gradient_is_autograd_s_and_tangent():
     assert np.abs((gradient * left).sum(1)).max() < 1e-10
 
 
+def test_a_step_turns_by_the_sine_over_the_squared_norm():
+    """E.1: the effective rate falls as one over the squared norm, over 1,000 pairs."""
+    left, right = vectors(1000, 7, seed=4)
+    norms, rate = np.linalg.norm(left, axis=1), 1e-7
+    moved = left - rate * (norms**2)[:, None] * growth.cosine_gradient(left, right)
+    tangent = moved / norms[:, None] - left / norms[:, None]
+    cosine = (left * right).sum(1) / norms / np.linalg.norm(right, axis=1)
+    expected = rate * np.sin(np.arccos(cosine))
+    np.testing.assert_allclose(np.arctan(np.linalg.norm(tangent, axis=1)), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("gradient", [growth.cosine_gradient, growth.info_nce_gradient])
 def test_a_step_adds_the_squares_so_that_1000_norms_only_grow(gradient):
     left, right = vectors(1000, 5, seed=2)
