@@ -228,8 +228,7 @@ class Frame(NamedTuple):
         """Conditions x seeds; the mean where a seed has several runs, NaN where it has none."""
         found = np.full((len(self.conditions), len(self.seeds)), np.nan)
         place = {seed: i for i, seed in enumerate(self.seeds)}
-        seeds = dict(zip(self.runs.index, self.runs["seed"], strict=True))
-        measured = dict(zip(self.runs.index, numbers(self.runs[column]), strict=True))
+        seeds, measured = self.runs["seed"].to_dict(), self.runs[column].astype(float).to_dict()
         for row, condition in enumerate(self.conditions):
             by_seed: dict[int, list[float]] = {}
             for run in condition.runs:
