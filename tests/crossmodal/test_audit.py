@@ -529,7 +529,7 @@ def test_mistakes_end_in_one_line(tmp_path, capsys):
     save_file(sides, file)
     code, said = refusal(capsys, f"--embeddings={file}", f"--out={tmp_path}")
     assert code == 1
-    assert "three has 3 images: an audit needs at least 4" in said
+    assert "three has 3 images: at least 4 are needed" in said
     assert not (tmp_path / "audit").exists()
 
 
