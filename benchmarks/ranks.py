@@ -13,9 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,11 +81,11 @@ def build(
     return MoCo(encoder, objective, views, settings, **sizes), pixels, settings
 
 
-def one_rank(lane: str, rank: int, count: int, port: int, microbatch: int | None) -> None:
+def one_rank(lane: str, rank: int, count: int, store: str, microbatch: int | None) -> None:
     """Two steps; prints what the second one exchanged and the most memory that both needed."""
     torch.set_num_threads(1)
     if count > 1:
-        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=count)
+        dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=count)
     ranks = Ranks(torch.device("cpu"))
     method, batch, settings = build(lane, microbatch)
     own = take(batch, ranks.own(BATCH), share(BATCH, 0, 1))
@@ -147,20 +147,18 @@ def kilobytes(name: str) -> int:
 
 def measured(lane: str, count: int, microbatch: int | None) -> list[dict[str, int]]:
     """What each rank found."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = [lane, str(count), str(port), str(microbatch or 0)]
     command = [sys.executable, "-W", "ignore", __file__, "--one-rank"]
     # Without this the allocator keeps what is freed, and the mark would be of that.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen(
-            [*command, str(rank), *words], stdout=subprocess.PIPE, text=True, env=environment
-        )
-        for rank in range(count)
-    ]
-    outputs = [process.communicate()[0] for process in started]
+    with tempfile.TemporaryDirectory() as folder:
+        words = [lane, str(count), f"{folder}/store", str(microbatch or 0)]
+        started = [
+            subprocess.Popen(
+                [*command, str(rank), *words], stdout=subprocess.PIPE, text=True, env=environment
+            )
+            for rank in range(count)
+        ]
+        outputs = [process.communicate()[0] for process in started]
     return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
@@ -222,8 +220,8 @@ if __name__ == "__main__":
     parser.add_argument("--one-rank", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one_rank:
-        rank, lane, count, port, micro = args.one_rank
-        one_rank(lane, int(rank), int(count), int(port), int(micro) or None)
+        rank, lane, count, store, micro = args.one_rank
+        one_rank(lane, int(rank), int(count), store, int(micro) or None)
     elif args.towers:
         towers()
     else:

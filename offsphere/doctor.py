@@ -94,9 +94,11 @@ def _faulty(findings: Iterable[Finding]) -> bool:
 
 def show(findings: Iterable[Finding]) -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("check", "measured", "verdict", "what to do", title="offsphere doctor")
+    titles = ("check", "measured", "verdict", "what to do")
+    columns = (Column(title, overflow="fold") for title in titles)  # no name is cut off
+    table = Table(*columns, title="offsphere doctor")
     for finding in findings:
         table.add_row(*finding)
     Console().print(table)

@@ -212,6 +212,13 @@ def test_the_build_is_read_from_the_package_where_the_metadata_is_silent():
     assert doctor._build("numpy") == doctor._version("numpy")
 
 
+def test_no_name_is_cut_off(capsys):
+    name = "encoder.backbone.blocks.0.0.a_layer_with_a_very_long_name_indeed.weight"
+    doctor.show([doctor.Finding("2 ranks", f"1.0e-09 of {name}", "ok", "nothing " * 9)])
+    columns = [line.split("│")[2] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert name in "".join(part.strip() for part in columns)
+
+
 def test_packages_are_compared_with_what_is_asked_for():
     import importlib.metadata
 

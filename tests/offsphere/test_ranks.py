@@ -500,6 +500,23 @@ def test_batch_norm_is_refused_where_it_would_see_a_part_of_the_batch():
             prepare_batch_norm(method, TrainSettings(sync_batch_norm=asked), two)
 
 
+def test_on_gpus_batch_norm_can_take_the_batch_of_all_ranks():
+    """What is trained there is made here: the exchange itself needs GPUs."""
+    method = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2)))
+    two = Ranks(torch.device("cuda"))
+    two.count = 2
+    with pytest.raises(ValueError, match=r"On 2 ranks batch-norm.*or --sync-batch-norm\."):
+        prepare_batch_norm(method, TrainSettings(), two)
+    before = method.state_dict()
+    prepare_batch_norm(method, TrainSettings(sync_batch_norm=True), two)
+    assert [type(m).__name__ for m in method.modules()][-1] == "SyncBatchNorm"
+    assert not any(type(m) is nn.BatchNorm1d for m in method.modules())
+    assert all(torch.equal(x, before[name]) for name, x in method.state_dict().items())
+    sliced = TrainSettings(sync_batch_norm=True, microbatch=4)
+    with pytest.raises(ValueError, match="--microbatch=4: batch-norm"):
+        prepare_batch_norm(method, sliced, two)
+
+
 # Whole runs
 
 SIMCLR = "--data=emoji --limit=120 --batch-size=31 --image-size=16 --layer=backbone --norm=group"
