@@ -108,7 +108,10 @@ def check_kills(
     assert_same_run(run_folder(tmp_path / "cut"), run_folder(tmp_path / "whole"))
 
 
-@pytest.mark.parametrize(("name", "workers"), [("train_simclr", 0), ("train_clip", 2)])
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [("train_simclr", 0), pytest.param("train_clip", 2, marks=pytest.mark.slow)],
+)
 def test_two_kills_leave_no_trace(scripts, wait_for_rows, name, workers, tmp_path: Path):
     check_kills(scripts, wait_for_rows, name, tmp_path, kills=2, workers=workers, samples=32 * 40)
 

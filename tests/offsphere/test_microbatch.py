@@ -45,7 +45,7 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("size", [1, 8, 21])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 8, 21])
 def test_micro_batches_have_the_gradients_of_the_whole_batch(size: int):
     """All losses x cells x variance, and every lane's method, in parts of `size` of 22 rows."""
     every = cases.all_cases() if size == 8 else dict(cases.lane_cases())
