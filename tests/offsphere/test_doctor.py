@@ -308,3 +308,11 @@ def test_simclr_as_it_is_by_default_is_sound(capsys):
     table = capsys.readouterr().out
     assert "FAULT" not in table
     assert "refused" not in table
+
+
+def test_gradients_that_are_not_numbers_are_never_the_same():
+    expected = {"good": torch.tensor([3.0, 4.0]), "bad": torch.tensor([1.0, float("nan")])}
+    found = {"good": torch.tensor([3.0, 4.5]), "bad": torch.tensor([1.0, float("nan")])}
+    assert doctor.worst_error(found, expected) == ("bad", float("inf"))
+    good = ({"good": found["good"]}, {"good": expected["good"]})
+    assert doctor.worst_error(*good) == ("good", pytest.approx(0.1))
