@@ -34,9 +34,10 @@ Tensors = dict[str, Tensor]
 PATIENCE = timedelta(minutes=30)
 """How long a rank waits for one that is alive but silent, such as rank 0 in an evaluation. The end
 of a process is noticed at once."""
-MEETING, FAR_MEETING = timedelta(seconds=45), timedelta(minutes=10)
-"""How long ranks wait for each other at the start: on one machine, where all are started together;
-and on several machines, or for the processes that Fabric starts from here and watches."""
+MEETING, FAR_MEETING = timedelta(minutes=2), timedelta(minutes=10)
+"""How long ranks wait for each other at the start: on one machine, where all are started together
+and only their imports take time; and on several machines, or for the processes that Fabric starts
+from here and watches."""
 BUCKET = 2**23
 """Numbers summed in one exchange: 32 MB in float32."""
 

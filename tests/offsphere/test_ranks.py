@@ -598,7 +598,6 @@ def test_a_killed_rank_ends_the_job_with_a_message_and_the_run_goes_on(launched,
 
 def test_a_rank_that_fails_at_its_start_ends_the_others_with_a_message(launched, tmp_path: Path):
     """The first rank finds its port taken, as by a job that still runs: both end."""
-    assert timedelta(seconds=60) > ranks_module.MEETING
     script, out = "vision/train_simclr.py", tmp_path / "out"
     with socket.socket() as taken:
         port = launched.free_port()
