@@ -1,0 +1,59 @@
+"""What is committed in results/ is what the tables there say."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from offsphere.analysis.claims import Verdict, evaluate_claims, load_claims
+from offsphere.analysis.report import write_report
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory) -> Path:
+    """results/ as it is committed, without the runs of whoever runs this test."""
+    made = subprocess.run(["git", "archive", "HEAD", "results"], cwd=ROOT, capture_output=True)
+    assert made.returncode == 0, made.stderr
+    folder = tmp_path_factory.mktemp("committed")
+    with tarfile.open(fileobj=io.BytesIO(made.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "results"
+
+
+def test_the_page_can_be_made_again_from_the_tables(committed: Path, tmp_path: Path) -> None:
+    page = (committed / "report.html").read_text()
+    (date,) = re.findall(r"<dt>Written</dt><dd>(\d{4}-\d{2}-\d{2})</dd>", page)
+    again = write_report(results=committed, out=tmp_path / "report.html", date=date, figures=False)
+    assert again.read_text() == page
+
+
+def test_the_answer_has_the_verdicts_and_figures_of_the_board(committed: Path) -> None:
+    claims = load_claims(ROOT / "configs" / "claims.yaml")
+    board = [line for line in evaluate_claims(claims, committed) if line.claim.kind == "primary"]
+    rows = re.findall(
+        r"^\| ([a-z-]+) \| ([a-z ]+) \| (.*) \|$", (committed / "README.md").read_text(), re.M
+    )
+    assert [row[0] for row in rows] == [line.claim.id for line in board]
+    for (_, said, figures), line in zip(rows, board, strict=True):
+        assert said == line.verdict
+        assert figures == as_in_the_table(line)
+
+
+def as_in_the_table(line: Verdict) -> str:
+    found = line.measured
+    assert found is not None
+    unit = " log ratio" if line.claim.transform == "log" else ""
+    return f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]{unit} | {found.n}"
+
+
+def test_the_folder_stays_small(committed: Path) -> None:
+    files = [path for path in committed.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 20e6
+    assert {path.suffix for path in files}.isdisjoint({".pt", ".safetensors"})
