@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,7 +131,8 @@ def draw_squares(comparisons: Sequence[Comparison]) -> Figure | None:
     for axis, cells in zip(axes, found, strict=False):
         ratios = {cell: c.ratio for cell, c in cells.items()}
         _square(axis, {"cosine": Measure(0.0, math.nan, math.nan, 0), **ratios}, largest)
-        axis.set_title(f"{cells['dot'].task}\n{_origin(cells['dot'])}", fontsize=7.5)
+        task = textwrap.fill(cells["dot"].task, 30)
+        axis.set_title(f"{task}\n{_origin(cells['dot'])}", fontsize=7.5)
     figure.supxlabel("ln(cell / cosine); [95 % interval over seeds]", fontsize=8)
     return figure
 
@@ -138,7 +140,8 @@ def draw_squares(comparisons: Sequence[Comparison]) -> Figure | None:
 def _square(axis: Axes, cells: Mapping[str, Measure], largest: float) -> None:
     """Four cells by which norm is kept; the tint is the log ratio to cosine."""
     means = [[cells[cell].mean for cell in row] for row in SQUARE]
-    axis.imshow(means, cmap="PuOr_r", vmin=-1.6 * largest, vmax=1.6 * largest)
+    # The darkest tint still carries black text.
+    axis.imshow(means, cmap="PuOr_r", vmin=-2 * largest, vmax=2 * largest)
     for i, row in enumerate(SQUARE):
         for j, cell in enumerate(row):
             x = cells[cell]
