@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("file", metavar="FILE.yaml")
     parser.add_argument("--smoke", action="store_true", help="the small edition, in <study>_smoke")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and its cost")
-    parser.add_argument("--workers", type=_positive, help="runs at a time; default: one per core")
+    parser.add_argument("--workers", type=positive, help="runs at a time; default: one per core")
     parser.add_argument("--engine", choices=("local", "ray"), default="local")
     parser.add_argument("--gpus-per-run", type=float, default=0.0, help="what a run asks Ray for")
     parser.add_argument("--out", default="results", help="where the study's folder goes")
@@ -82,7 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A flag's whole number above 0."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number above 0, got {text}")
     return int(text)

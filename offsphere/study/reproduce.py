@@ -21,6 +21,7 @@ from typing import Any
 from offsphere.config import command, from_dict, run_name
 from offsphere.names import unknown
 from offsphere.record import RunFolder
+from offsphere.study.command import positive
 from offsphere.study.display import Display
 from offsphere.study.execution import execute
 from offsphere.study.local import LocalEngine
@@ -33,7 +34,7 @@ MADE_WITH = ("cpu", "python", "versions", "data")
 
 
 def main(argv: Sequence[str], scripts: Scripts) -> None:
-    """Make rows again; exit 0 if every number is the same, 1 if one is not, 2 for a faulty flag."""
+    """Make rows again; exit 0 if all numbers are the same, 1 if not, 2 for a faulty flag."""
     args = _parser().parse_args(argv)
     try:
         rows = _chosen(Path(args.study), args.run, args.rows, args.pick)
@@ -42,6 +43,9 @@ def main(argv: Sequence[str], scripts: Scripts) -> None:
     except (ValueError, OSError) as error:
         print(f"offsphere reproduce: error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        print("Stopped; the same command goes on.", file=sys.stderr)
+        raise SystemExit(130) from None
     print(f"{len(rows) - differ} of {len(rows)} rows are equal to the last digit.")
     if differ:
         raise SystemExit(1)
@@ -55,10 +59,10 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("study", metavar="STUDY", help="a study's folder, with its runs.csv")
-    parser.add_argument("--rows", type=int, default=5, help="how many rows; default: 5")
+    parser.add_argument("--rows", type=positive, default=5, help="how many rows; default: 5")
     parser.add_argument("--pick", type=int, default=0, help="another number draws other rows")
     parser.add_argument("--run", action="append", help="a row by its name, instead of drawn ones")
-    parser.add_argument("--workers", type=int, default=1, help="runs at a time; default: 1")
+    parser.add_argument("--workers", type=positive, default=1, help="runs at a time; default: 1")
     parser.add_argument("--out", default="results/reproduced", help="where the runs go")
     return parser
 
@@ -75,7 +79,7 @@ def _chosen(
     for name in names or ():
         if name not in rows:
             raise unknown(f"finished run of {study}", name, rows)
-    drawn = random.Random(pick).sample(sorted(rows), max(1, min(count, len(rows))))
+    drawn = random.Random(pick).sample(sorted(rows), min(count, len(rows)))
     return [rows[name] for name in names or drawn]
 
 
