@@ -19,7 +19,7 @@ from offsphere.record import write_json
 from offsphere.study.display import Display, duration
 from offsphere.study.estimate import estimate
 from offsphere.study.execution import Engine, execute
-from offsphere.study.made import metrics_of, rows_only, state_of, take_over
+from offsphere.study.made import made_elsewhere, metrics_of, rows_only, state_of, take_over
 from offsphere.study.plan import Run, Scripts, Settings, Study, load_study, main_runs, pilot_runs
 from offsphere.study.tables import write_all, write_runs_of
 from offsphere.study.tuning import Choice, choice_for, choices_of, tuning_record
@@ -230,16 +230,20 @@ def _dry_run(study: Study, scripts: Scripts, args: argparse.Namespace) -> int:
     runs = main_runs(study, scripts, args.out, choose)
     if study.describe:
         print(study.describe)
-    for run in (*pilots, *runs):
+    planned = [*pilots, *runs]
+    taken = {run.path for run in planned if args.reuse and made_elsewhere(run, args.out)}
+    for run in planned:
         labels = "; ".join(", ".join(f"{k} {v}" for k, v in one.items()) for one in run.labels)
-        state = state_of(run.path)
+        state = "taken from another study" if run.path in taken else state_of(run.path)
         print(f"{state}: {labels + ': ' if labels else ''}{command(run.script.path, run.config)}")
     if undecided:
         print(f"{undecided} of the settings above stand for what the pilot runs will choose.")
-    tally = _tally([*pilots, *runs], retry_failed=args.retry_failed)
+    left = [run for run in planned if run.path not in taken]
+    tally = _tally(left, retry_failed=args.retry_failed)
     first = f"{len(pilots)} pilot runs and " if pilots else ""
+    others = f"{len(taken)} taken from other studies, " if taken else ""
     print(
-        f"{study.name}: {first}{len(runs)} runs; {len(tally.finished)} finished, "
+        f"{study.name}: {first}{len(runs)} runs; {len(tally.finished)} finished, {others}"
         f"{len(tally.failed)} failed, {len(tally.to_do)} to do."
     )
     workers = args.workers or _cores()

@@ -60,16 +60,25 @@ def take_over(runs: Iterable[Run], out: str) -> int:
     """
     folders, rows = 0, list[tuple[Path, Run]]()
     for run in runs:
-        if state_of(run.path) != "new":
+        made = made_elsewhere(run, out)
+        if made is None:
             continue
-        if made := _folder_elsewhere(run, out):
+        if (made / "config.yaml").exists():
             _copy(made, run, out)
             folders += 1
-        elif study := _row_elsewhere(run, out):
-            rows.append((study, run))
+        else:
+            rows.append((made.parent, run))
     for source in {study for study, _ in rows}:
         copy_rows(source, [run for study, run in rows if study == source])
     return folders + len(rows)
+
+
+def made_elsewhere(run: Run, out: str) -> Path | None:
+    """Where another study below `out` has finished a run that has not begun here, as a folder or,
+    if there is none, as a row."""
+    if state_of(run.path) != "new":
+        return None
+    return _folder_elsewhere(run, out) or _row_elsewhere(run, out)
 
 
 def _row(path: Path) -> dict[str, Any]:
@@ -105,8 +114,8 @@ def _folder_elsewhere(run: Run, out: str) -> Path | None:
 
 def _row_elsewhere(run: Run, out: str) -> Path | None:
     for table in sorted(Path(out).glob(f"[!.]*/{RUNS}")):
-        if _is_finished(_row(table.with_name(run.path.name)), run.name):
-            return table.parent
+        if _is_finished(_row(path := table.with_name(run.path.name)), run.name):
+            return path
     return None
 
 

@@ -74,6 +74,9 @@ def test_runs_of_another_study_are_taken_over_when_asked(study, toy):
     record = other / "provenance.json"
     record.write_text(record.read_text().replace('"toy"', '"another script"'))
 
+    plan = study(SMALL, "--reuse", "--dry-run")[1]
+    assert "example: 4 runs; 0 finished, 2 taken from other studies, 0 failed, 2 to do." in plan
+    assert plan.count("taken from another study: python toy.py --") == 2
     code, output, _ = study(SMALL, "--reuse")
     assert code == 0
     assert "example: 2 runs are taken from other studies in results." in output
@@ -143,6 +146,8 @@ def test_rows_of_another_study_are_taken_over_without_their_folders(study):
     Path("results/example").rename("results/earlier")
 
     arms = SMALL + "arms: {plain: {}, long: {steps: 4}}\n"
+    plan = study(arms, "--reuse", "--dry-run")[1]
+    assert "example: 8 runs; 0 finished, 4 taken from other studies, 0 failed, 4 to do." in plan
     code, output, _ = study(arms, "--reuse")
     assert code == 0
     assert "example: 4 runs are taken from other studies in results." in output
