@@ -178,7 +178,7 @@ def write_json(path: str | Path, content: dict[str, Any]) -> None:
 
 def provenance(data: dict[str, Any] | None) -> dict[str, Any]:
     """Versions, machine, commit, command and start time: no user, host or absolute path."""
-    commit, versions = _commit(), {}
+    (commit, dirty), versions = _commit(), {}
     for package in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
@@ -186,8 +186,8 @@ def provenance(data: dict[str, Any] | None) -> dict[str, Any]:
         "started": _now(),
         "command": shlex.join(_without_folders(word) for word in sys.argv),
         "offsphere": offsphere.__version__,
-        "commit": commit.removesuffix("-dirty") or None,
-        "dirty": commit.endswith("-dirty") if commit else None,
+        "commit": commit,
+        "dirty": dirty,
         "python": platform.python_version(),
         "versions": versions,
         "platform": platform.platform(),
@@ -300,15 +300,19 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _commit() -> str:
-    """The commit of this code, "-dirty" if tracked files differ; empty outside a repository."""
+def _commit() -> tuple[str | None, bool | None]:
+    """The commit of this code, and whether tracked files differ from it; none outside a repository.
+
+    What runs write to results/ is no change of the code, though a study's tables are tracked.
+    """
     git = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent)]
-    tracked = [*git, "ls-files", "--error-unmatch", Path(__file__).name]
-    describe = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    quiet: dict[str, Any] = {"check": True, "capture_output": True, "text": True}
+    differs = [*git, "diff", "--quiet", "HEAD", "--", ":/", ":(top,exclude)results"]
     with suppress(OSError, subprocess.SubprocessError):
-        subprocess.run(tracked, check=True, capture_output=True)
-        return subprocess.run(describe, check=True, capture_output=True, text=True).stdout.strip()
-    return ""
+        subprocess.run([*git, "ls-files", "--error-unmatch", Path(__file__).name], **quiet)
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], **quiet).stdout.strip()
+        return commit, subprocess.run(differs, capture_output=True).returncode != 0
+    return None, None
 
 
 def _cpu() -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from numpy import ndarray as Array
 
 MADE_WITH = {"offsphere": "offsphere", "python": "Python", "platform": "Platform", "cpu": "CPU"}
+TOLD_BY_THE_TASK = ("task ", "direction ")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -78,11 +79,18 @@ class Comparison(NamedTuple):
     kind: str
     task: str
     where: str
+    """Study, part and context; or encoder, training and data of the paper."""
+    setting: str
+    """What tells it from others of its task: the rest of the context, or the paper's encoder."""
     source: str
     """ours, or the paper."""
     metric: str
     cell: str
     ratio: Measure
+    runs: frozenset[str] = frozenset()
+    """Ours: the cell's."""
+    at_floor: bool = False
+    """Most runs of the two cells are not above their untrained model."""
 
 
 def read_study(folder: str | Path, claimed: Sequence[str] = ()) -> Study:
@@ -189,24 +197,39 @@ def provenance_of(runs: pd.DataFrame) -> dict[str, list[str]]:
 
 def compare_with_cosine(studies: Sequence[Study]) -> list[Comparison]:
     """Every cell's log ratio to cosine in every task: our runs, then the papers' tables."""
-    ours = []
-    for study in studies:
-        for panel in study.panels:
-            if panel.treatment != "cell" or panel.primary is None:
-                continue
-            values = np.array(panel.metrics[panel.primary].values)
-            for context, role in enumerate(panel.roles):
-                by_cell = {
-                    panel.corner(condition.level): values[place]
-                    for place, condition in enumerate(panel.conditions)
-                    if condition.context == context
-                }
-                place = " · ".join(filter(None, [study.name, panel.name, panel.contexts[context]]))
-                ours += [
-                    Comparison(role.kind, role.task, place, "ours", panel.primary, cell, ratio)
-                    for cell, ratio in _log_ratios(by_cell)
-                ]
+    panels = [(study.name, panel) for study in studies for panel in study.panels]
+    ours = [found for study, panel in panels for found in _compare_in_panel(study, panel)]
     return ours + published_comparisons()
+
+
+def _compare_in_panel(study: str, panel: Panel) -> Iterator[Comparison]:
+    if panel.treatment != "cell" or panel.primary is None:
+        return
+    for context, role in enumerate(panel.roles):
+        metric = role.trained if role.trained in panel.metrics else panel.primary
+        values = np.array(panel.metrics[metric].values)
+        places = {
+            panel.corner(condition.level): place
+            for place, condition in enumerate(panel.conditions)
+            if condition.context == context
+        }
+        name = panel.contexts[context]
+        where = " · ".join(filter(None, [study, panel.name, name]))
+        setting = ", ".join(x for x in name.split(", ") if not x.startswith(TOLD_BY_THE_TASK))
+        for cell, ratio in _log_ratios({cell: values[place] for cell, place in places.items()}):
+            both = [panel.at_floor[places[each]] for each in (cell, "cosine")]
+            yield Comparison(
+                role.kind,
+                role.task,
+                where,
+                setting,
+                "ours",
+                metric,
+                cell,
+                ratio,
+                runs=frozenset(panel.conditions[places[cell]].runs),
+                at_floor=2 * sum(x.runs for x in both) > sum(x.measured for x in both),
+            )
 
 
 def published_comparisons() -> list[Comparison]:
@@ -224,7 +247,7 @@ def published_comparisons() -> list[Comparison]:
     found = []
     for table, dataset, number, kind, task in (
         (retrieval, "BEIR(14)", 1, "asymmetric", "Query and document"),
-        (scratch, "BEIR(14)", 2, "asymmetric", "Query and document"),
+        (scratch, "BEIR(14)", 2, "asymmetric", "Query and document, from scratch"),
         (clip, "MS-COCO", 6, "symmetric", "Image and text, two-way loss"),
         (sts, "STS-B test", 5, "symmetric", "Two sentences, graded similarity"),
     ):
@@ -239,7 +262,9 @@ def published_comparisons() -> list[Comparison]:
                 if cell not in (None, "cosine"):
                     ratio = math.log(value / by_cell["cosine"])
                     exact = Measure(ratio, math.nan, math.nan, 0)
-                    found.append(Comparison(kind, task, place, source, metric, cell, exact))
+                    found.append(
+                        Comparison(kind, task, place, encoder, source, metric, cell, exact)
+                    )
     return found
 
 

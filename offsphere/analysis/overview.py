@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 KINDS = {"asymmetric": "different roles", "symmetric": "interchangeable", "control": "control"}
 SQUARE = (("cosine", "qnorm"), ("dnorm", "dot"))
 CORNERS = {"qnorm", "dnorm", "dot"}
-PUBLISHED_ENCODER = "contriever, fine-tuned"
+PUBLISHED_ENCODER = "contriever"
 PER_LINE = 4
+SPREAD = "train/negative_variance"
 SQUARED = ("Two views of an image", "Image and text", "Query and document", "Two halves")
 
 
@@ -45,56 +46,62 @@ def write_overview(
 
 def draw_symmetry(comparisons: Sequence[Comparison]) -> Figure | None:
     """Dot over cosine in every task, by whether its two sides are interchangeable."""
-    chosen = _largest([c for c in comparisons if c.cell == "dot" and c.kind in KINDS])
+    chosen = _once([c for c in comparisons if c.cell == "dot" and c.kind in KINDS])
     if not any(c.source == "ours" for c in chosen):
         return None
-    rows = [(kind, c) for kind in KINDS for c in chosen if c.kind == kind]
-    figure = new_figure(9.0, 1.0 + 0.27 * (len(rows) + len({kind for kind, _ in rows})))
+    labels, places = list[str](), dict[int, Comparison]()
+    for kind, title in KINDS.items():
+        of_kind = [c for c in chosen if c.kind == kind]
+        labels += [title] if of_kind else []
+        for task in dict.fromkeys(c.task for c in of_kind):
+            for c in (c for c in of_kind if c.task == task):
+                places[len(labels)] = c
+                labels.append(f"{task} ({_origin(c)})")
+    figure = new_figure(9.0, 1.2 + 0.27 * len(labels))
     axis = figure.subplots()
-    ticks: list[tuple[int, str]] = []
-    row, last = 0, ""
-    for kind, c in rows:
-        if kind != last:
-            ticks.append((row, KINDS[kind]))
-            row, last = row + 1, kind
+    for row, c in places.items():
         ours = c.source == "ours"
         _whisker(axis, c.ratio, row, "#bf4a0a" if ours else "#59626c", filled=ours)
-        ticks.append((row, f"   {c.task} ({_origin(c)})"))
-        row += 1
     axis.axvline(0, color="#575e67", linestyle=":", linewidth=1)
-    axis.set_yticks([at for at, _ in ticks], [text for _, text in ticks])
-    for label in axis.get_yticklabels():
-        if label.get_text() in KINDS.values():
-            label.set_fontweight("bold")
+    axis.set_yticks(range(len(labels)), labels)
+    for row, label in enumerate(axis.get_yticklabels()):
+        label.set_fontweight("normal" if row in places else "bold")
     axis.tick_params(axis="y", length=0)
-    axis.set_ylim(row - 0.5, -0.5)
+    axis.set_ylim(len(labels) - 0.5, -0.5)
     axis.grid(visible=False, axis="y")
     settled = [c.ratio for c in chosen if c.ratio.n > 2]
     ends = [c.ratio.mean for c in chosen] + [end for x in settled for end in (x.low, x.high)]
     axis.set_xlim(min(ends) - 0.05, max(*ends, 0.0) + 0.05)
-    axis.set_xlabel("ln(dot / cosine); ours filled, 95 % intervals; published hollow")
+    axis.set_title("Keeping both magnitudes (dot) over discarding them (cosine)")
+    axis.set_xlabel(
+        "ln(dot / cosine): left of 0 magnitude hurts, right of it helps\n"
+        "filled: ours, with 95 % intervals; hollow: published, without"
+    )
     return figure
 
 
 def draw_variance(studies: Sequence[Study]) -> Figure | None:
     """What the variance term gains, and what it does to the negatives, by batch size."""
-    panel = next((p for s in studies for p in s.panels if _by_batch_size(p)), None)
-    if panel is None or panel.along is None or panel.primary is None:
+    panels = [p for s in studies for p in s.panels if _by_batch_size(p)]
+    if not panels:
         return None
-    metric, spread = panel.metrics[panel.primary], panel.metrics.get("train/negative_variance")
+    first = panels[0]
+    numbers = sorted(_contexts(first))
     figure = new_figure(7.2, 2.7)
     gain, variance = figure.subplots(1, 2)
-    _, members = panel.along.groups[0]
-    for level, name in enumerate(panel.levels):
-        places = [(x, panel.condition(context, level)) for x, context in members]
-        colour = "#bf4a0a" if level != panel.baseline else "#59626c"
-        differences = [(x, metric.difference[at]) for x, at in places if at is not None]
-        _line(gain, [(x, m) for x, m in differences if m is not None], colour)
-        if spread is not None:
-            points = [(x, spread.summary[at]) for x, at in places if at is not None]
-            _line(variance, points, colour, f"weight {name}")
+    counts = set[int]()
+    for level, name in enumerate(first.levels):
+        places = [(x, *place) for x in numbers for place in _most_seeds(panels, name, x)]
+        colour = "#bf4a0a" if level != first.baseline else "#59626c"
+        gains = [(x, panel.metrics[str(panel.primary)].difference[at]) for x, panel, at in places]
+        _line(gain, [(x, m) for x, m in gains if m is not None], colour)
+        counts |= {m.n for _, m in gains if m is not None}
+        spreads = [(x, panel.metrics.get(SPREAD), at) for x, panel, at in places]
+        points = [(x, metric.summary[at]) for x, metric, at in spreads if metric is not None]
+        _line(variance, points, colour, f"weight {name}")
     gain.axhline(0, color="#575e67", linestyle=":", linewidth=1)
-    gain.set_title(f"gain in {metric.name}, {len(panel.seeds)} seeds")
+    seeds = " to ".join(str(n) for n in sorted({min(counts), max(counts)}))
+    gain.set_title(f"gain in {first.primary}, {seeds} seeds")
     variance.set_title("variance of negatives")
     variance.set_yscale("log")
     variance.yaxis.set_major_formatter("{x:g}")
@@ -102,7 +109,7 @@ def draw_variance(studies: Sequence[Study]) -> Figure | None:
     variance.legend()
     for axis in (gain, variance):
         axis.set_xscale("log", base=2)
-        axis.set_xticks([x for x, _ in members], [f"{x:g}" for x, _ in members])
+        axis.set_xticks(numbers, [f"{x:g}" for x in numbers])
         axis.set_xlabel("batch size")
     return figure
 
@@ -111,7 +118,7 @@ def draw_squares(comparisons: Sequence[Comparison]) -> Figure | None:
     """The square of cells in every task, from its most seeds, beside published retrieval."""
     squares: dict[tuple[str, str], dict[str, Comparison]] = {}
     for c in comparisons:
-        published = c.where.startswith(PUBLISHED_ENCODER) and c.task == "Query and document"
+        published = c.setting == PUBLISHED_ENCODER and c.task.startswith("Query and document")
         if published or (c.source == "ours" and c.task.startswith(SQUARED)):
             squares.setdefault((c.task, c.where), {})[c.cell] = c
     best: dict[tuple[str, str], dict[str, Comparison]] = {}
@@ -152,16 +159,40 @@ def _square(axis: Axes, cells: Mapping[str, Measure], largest: float) -> None:
     axis.grid(visible=False)
 
 
-def _largest(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """One comparison per study and task: the one with the most seeds."""
-    best: dict[tuple[str, str, str], Comparison] = {}
-    for c in comparisons:
-        study, _, rest = c.where.partition(" · ")
-        setting = rest.partition(" · ")[2] if c.source == "ours" else rest
-        key = (c.source, f"{study} {setting}", c.task)
-        if key not in best or c.ratio.n > best[key].ratio.n:
-            best[key] = c
-    return list(best.values())
+def _once(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """What several studies or parts compare stands once, with the most seeds."""
+    kept: list[Comparison] = []
+    for c in sorted(comparisons, key=lambda c: -len(c.runs)):
+        if not any(_repeats(c, other) for other in kept):
+            kept.append(c)
+    return [c for c in comparisons if c in kept]
+
+
+def _repeats(c: Comparison, other: Comparison) -> bool:
+    """Whether the runs are among the other's, or differ only in what else they measured."""
+    same = (c.task, c.setting, c.ratio) == (other.task, other.setting, other.ratio)
+    return bool(c.runs) and (c.runs <= other.runs or same)
+
+
+def _most_seeds(panels: Sequence[Panel], level: str, number: float) -> list[tuple[Panel, int]]:
+    """The first panel's condition, or the one of another part that repeats it with more runs."""
+    best: list[tuple[Panel, int]] = []
+    for panel in panels:
+        context = _contexts(panel).get(number)
+        if context is None or level not in panel.levels:
+            continue
+        at = panel.condition(context, panel.levels.index(level))
+        if at is not None and all(_runs(*place) < _runs(panel, at) for place in best):
+            best = [(panel, at)]
+    return best
+
+
+def _contexts(panel: Panel) -> dict[float, int]:
+    return dict(panel.along.groups[0][1]) if panel.along else {}
+
+
+def _runs(panel: Panel, place: int) -> set[str]:
+    return set(panel.conditions[place].runs)
 
 
 def _seeds(cells: Mapping[str, Comparison]) -> float:
@@ -171,10 +202,10 @@ def _seeds(cells: Mapping[str, Comparison]) -> float:
 
 def _origin(c: Comparison) -> str:
     """Where a comparison comes from, in few words."""
-    place = c.where.partition(" · ")[0] if c.source == "ours" else c.where.partition(", ")[0]
-    return f"{place}, " + (
-        f"{c.ratio.n} seeds" if c.source == "ours" else c.source[-8:].strip(", ")
-    )
+    seeds = f"{c.ratio.n} seed" + "s" * (c.ratio.n != 1)
+    origin = seeds if c.source == "ours" else c.source.rpartition(", ")[2]
+    floor = "at the floor" if c.at_floor else ""
+    return ", ".join(filter(None, [c.setting, origin, floor]))
 
 
 def _by_batch_size(panel: Panel) -> bool:

@@ -14,6 +14,8 @@ class Role(NamedTuple):
     """asymmetric, symmetric or control."""
     sides: str
     """Who is left, who is right and which of them is the query."""
+    trained: str | None = None
+    """The metric of the trained direction, where a study's own metric takes in another."""
 
 
 class Reference(NamedTuple):
@@ -50,16 +52,20 @@ def role_of(script: str, settings: Mapping[str, Any]) -> Role:
             "asymmetric" if direction in way else "symmetric",
             f"Left is the image, right the text. {query} In scoring the image is the query of i2t, "
             "the text that of t2i.",
+            {"image_to_text": "test/i2t_r1", "text_to_image": "test/t2i_r1"}.get(str(direction)),
         )
     if script == "train_retrieval":
+        start = ", from scratch" if settings.get("encoder") == "scratch" else ""
         if task == "halves":
             return Role(
-                "Two halves of a document",
+                f"Two halves of a document{start}",
                 "symmetric",
                 "Left and right are halves of the same documents; left is the query in scoring.",
             )
         return Role(
-            "Query and document", "asymmetric", "Left is the query, right the document it finds."
+            f"Query and document{start}",
+            "asymmetric",
+            "Left is the query, right the document it finds.",
         )
     if script == "train_sts":
         return Role(

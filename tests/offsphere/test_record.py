@@ -343,14 +343,19 @@ def test_the_commit_is_that_of_the_code(tmp_path, monkeypatch):
     facts = [provenance(None)]
     git(tmp_path, "init")
     facts.append(provenance(None))
-    git(tmp_path, "add", "record.py")
+    table = tmp_path / "results" / "study" / "runs.csv"
+    table.parent.mkdir(parents=True)
+    table.write_text("1")
+    git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-m", "first")
     git(tmp_path, "tag", "v1")
+    facts.append(provenance(None))
+    table.write_text("2")
     facts.append(provenance(None))
     code.write_text("2")
     facts.append(provenance(None))
     commit = git(tmp_path, "rev-parse", "HEAD")
-    wanted = [(None, None), (None, None), (commit, False), (commit, True)]
+    wanted = [(None, None), (None, None), (commit, False), (commit, False), (commit, True)]
     assert [(fact["commit"], fact["dirty"]) for fact in facts] == wanted
 
 
