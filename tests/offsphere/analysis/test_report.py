@@ -37,7 +37,7 @@ from offsphere.analysis.panels import (
 )
 from offsphere.analysis.report import main, write_report
 from offsphere.analysis.stats import crossed_bootstrap
-from offsphere.analysis.tables import outcome_matrix, read_examples, read_runs
+from offsphere.analysis.tables import outcome_matrix, read_examples, read_runs, write_runs
 from offsphere.analysis.tasks import outcomes_of, role_of
 from offsphere.names import CORNERS
 from text.train_retrieval import Config as RetrievalConfig
@@ -353,6 +353,28 @@ def test_the_page_can_say_which_side_is_the_query(script, settings, kind, words)
     role = role_of(script, settings)
     assert role.kind == kind
     assert words in role.sides
+
+
+def test_a_one_way_loss_is_compared_on_its_own_direction(tmp_path):
+    rows = [
+        {"run": f"{cell}-{direction}-{seed}", "status": "finished", "script": "train_clip"}
+        | {"cell": cell, "direction": direction, "seed": seed}
+        | {"test/mean_r1": 0.5, "test/i2t_r1": i2t, "test/t2i_r1": t2i}
+        for cell, i2t, t2i in (("cosine", 0.4, 0.4), ("dot", 0.2, 0.1))
+        for direction in ("both", "image_to_text", "text_to_image")
+        for seed in (0, 1)
+    ]
+    write_runs(pd.DataFrame(rows), tmp_path / "runs.csv")
+    found = {
+        c.task: (c.metric, math.exp(c.ratio.mean), c.setting, len(c.runs))
+        for c in digest.compare_with_cosine([read_study(tmp_path)])
+        if c.source == "ours"
+    }
+    assert found == {
+        "Image and text, two-way loss": ("test/mean_r1", 1.0, "", 2),
+        "Image and text, image as query": ("test/i2t_r1", pytest.approx(0.5), "", 2),
+        "Image and text, text as query": ("test/t2i_r1", pytest.approx(0.25), "", 2),
+    }
 
 
 def test_numbers_have_a_real_minus_and_no_negative_zero():
