@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from offsphere.analysis.claims import Verdict, evaluate_claims, load_claims
+from offsphere.analysis.digest import read_study
+from offsphere.analysis.overview import draw_variance
 from offsphere.analysis.report import write_report
 
 ROOT = Path(__file__).parents[1]
@@ -51,6 +53,51 @@ def as_in_the_table(line: Verdict) -> str:
     assert found is not None
     unit = " log ratio" if line.claim.transform == "log" else ""
     return f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]{unit} | {found.n}"
+
+
+INTERVAL = re.compile(r"([+-]?\d+\.\d+)[ a-z]* \[([+-]?\d+\.\d+), ([+-]?\d+\.\d+)\]")
+
+
+@pytest.mark.parametrize("text", ["README.md", "results/README.md"])
+def test_every_interval_in_the_prose_is_on_the_board(committed: Path, text: str) -> None:
+    board = evaluate_claims(load_claims(ROOT / "configs" / "claims.yaml"), committed)
+    found = INTERVAL.findall((ROOT / text).read_text())
+    assert len(found) > 1
+    unknown = [said for said in found if not any(is_measured(said, line) for line in board)]
+    assert not unknown
+
+
+def is_measured(said: tuple[str, ...], line: Verdict) -> bool:
+    """Whether a claim has this mean and interval: as they are, in points, with the other sign, or
+    with what they were compared with put back."""
+    found = line.measured
+    if found is None:
+        return False
+    digits = len(said[0].partition(".")[2])
+    spelt = [f"{float(x):.{digits}f}" for x in said]
+    return any(
+        spelt == [f"{scale * (x + start):.{digits}f}" for x in ends]
+        for start in {0.0, line.claim.against}
+        for scale, ends in (
+            (1, (found.mean, found.low, found.high)),
+            (100, (found.mean, found.low, found.high)),
+            (-1, (found.mean, found.high, found.low)),
+            (-100, (found.mean, found.high, found.low)),
+        )
+    )
+
+
+def test_the_picture_of_the_variance_term_has_the_claims_numbers(committed: Path) -> None:
+    figure = draw_variance([read_study(committed / "small_batch")])
+    assert figure is not None
+    (line,) = [line for line in figure.axes[0].lines if len(line.get_xdata()) > 2]
+    drawn = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
+    board = evaluate_claims(load_claims(ROOT / "configs" / "claims.yaml"), committed)
+    for size, claim in ((32, "variance-gain-32"), (512, "variance-large-batch")):
+        (found,) = [verdict.measured for verdict in board if verdict.claim.id == claim]
+        assert found is not None
+        assert drawn[size] == pytest.approx(found.mean)
+        assert found.n == 10
 
 
 def test_the_folder_stays_small(committed: Path) -> None:

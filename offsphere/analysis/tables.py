@@ -40,6 +40,8 @@ SMALL_PARQUET: dict[str, Any] = {
 }
 NORM_BITS = 8
 """The leading bits that per-example norms keep in a table (0.4 %); a run's folder has them all."""
+CURVE_DIGITS = 6
+"""The significant digits that curves keep in a table; a run's folder has them all."""
 CURVE_COLUMNS = ("run", "step", "name", "value")
 # What stands in other columns, or says nothing about the run.
 LEFT_OUT = ("run/status", "run/reason")
@@ -162,7 +164,10 @@ def table_of(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def curves_table(folder: str | Path) -> pd.DataFrame:
-    """Every number of every run's steps.jsonl: one row per run, step and name."""
+    """Every number of every run's steps.jsonl: one row per run, step and name.
+
+    Numbers that are not whole have `CURVE_DIGITS`: the rest would be most of the file.
+    """
     import pandas as pd
 
     folders = run_folders(folder)
@@ -172,7 +177,7 @@ def curves_table(folder: str | Path) -> pd.DataFrame:
     for path in folders:
         for step in RunFolder(path).steps():
             rows += [
-                (path.name, step["step"], name, float(value))
+                (path.name, step["step"], name, _as_drawn(value))
                 for name, value in step.items()
                 if name != "step" and isinstance(value, int | float)
             ]
@@ -447,6 +452,11 @@ def as_stored(outcome: str, vector: Array) -> Array:
         return vector.astype(float)
     mantissa, exponent = np.frexp(vector.astype(float))
     return np.ldexp(np.round(mantissa * 2**NORM_BITS) / 2**NORM_BITS, exponent)
+
+
+def _as_drawn(value: float) -> float:
+    """A number of a curve with the digits that a table keeps of it."""
+    return float(value if value == value // 1 else f"{value:.{CURVE_DIGITS}g}")
 
 
 def _data_hash(data: Any) -> str | None:

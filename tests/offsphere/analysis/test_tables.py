@@ -53,7 +53,8 @@ def record(folder: Path, config: Config, metrics: dict | None, reason: str = "")
     with open_run(config, script="train.py", out=folder.parent, study=folder.name) as run:
         run.describe_data({"train": {"hash": "abc", "size": 3}})
         for step in (0, 20):
-            run.log_step({"step": step, "train/loss": 1 / (step + 3), "run/note": "text"})
+            seen = {"samples": 12_345_678 + step, "train/loss": 1 / (step + 3)}
+            run.log_step({"step": step, **seen, "run/note": "text"})
         if metrics is not None:
             run.finish(metrics)
         elif reason:
@@ -175,9 +176,11 @@ def test_damaged_tables_are_named(study):
 
 def test_curves_are_long_and_come_back(study, tmp_path):
     curves = curves_table(study)
-    assert len(curves) == 5 * 2 * 2
+    assert len(curves) == 5 * 2 * 3
     loss = curves[(curves["name"] == "train/loss") & (curves["step"] == 20)]
-    assert list(loss["value"]) == [1 / 23] * 5
+    assert list(loss["value"]) == [0.0434783] * 5, "six digits of 1 / 23"
+    seen = curves[(curves["name"] == "samples") & (curves["step"] == 20)]
+    assert set(seen["value"]) == {12_345_698}, "whole numbers keep all digits"
     write_curves(curves, tmp_path / CURVES)
     assert_frame_equal(curves_table(tmp_path), curves, check_exact=True)
     first = (tmp_path / CURVES).read_bytes()
