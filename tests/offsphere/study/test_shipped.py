@@ -52,6 +52,7 @@ def planned(study: str) -> pd.DataFrame:
 def test_the_studies_of_the_design_are_there():
     assert {file.stem for file in STUDIES} >= {
         "cells_simclr",
+        "cells_tuned",
         "cells_moco",
         "cells_clip",
         "cells_retrieval",
