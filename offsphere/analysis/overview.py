@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,7 +46,8 @@ def write_overview(
 
 def draw_symmetry(comparisons: Sequence[Comparison]) -> Figure | None:
     """Dot over cosine in every task, by whether its two sides are interchangeable."""
-    chosen = _once([c for c in comparisons if c.cell == "dot" and c.kind in KINDS])
+    dots = [c for c in comparisons if c.cell == "dot" and c.kind in KINDS]
+    chosen = _told_apart(_once(dots))
     if not any(c.source == "ours" for c in chosen):
         return None
     labels, places = list[str](), dict[int, Comparison]()
@@ -177,6 +179,15 @@ def _repeats(c: Comparison, other: Comparison) -> bool:
     """Whether the runs are among the other's, or differ only in what else they measured."""
     same = (c.task, c.setting, c.ratio) == (other.task, other.setting, other.ratio)
     return bool(c.runs) and (c.runs <= other.runs or same)
+
+
+def _told_apart(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Where the setting does not tell two comparisons of a task apart, study and part do."""
+    names = Counter((c.source, c.task, c.setting) for c in comparisons)
+    return [
+        c._replace(setting=c.where) if names[c.source, c.task, c.setting] > 1 else c
+        for c in comparisons
+    ]
 
 
 def _most_seeds(panels: Sequence[Panel], level: str, number: float) -> list[tuple[Panel, int]]:

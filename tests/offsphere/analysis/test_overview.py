@@ -45,7 +45,7 @@ def test_dot_over_cosine_by_symmetry_with_the_most_seeds_of_each_task():
         # Other names of runs with the same numbers: they measured something else besides.
         comparison("dot", "symmetry · text", 0.4, runs=frozenset("abcde")),
         comparison("dot", "scale · given", 0.1, setting="fixed", runs=frozenset("fghij")),
-        comparison("dot", "cells_simclr · halves", -0.4, runs=frozenset("k"), n=1, at_floor=True),
+        comparison("dot", "cells_simclr · tuned", -0.4, runs=frozenset("k"), n=1, at_floor=True),
     ]
     figure = draw_symmetry([*OURS, PAPER, *others])
     assert marks(figure) == [
@@ -58,8 +58,8 @@ def test_dot_over_cosine_by_symmetry_with_the_most_seeds_of_each_task():
         "Query and document (contriever, table 1)",
         "Query and document (fixed, 5 seeds)",
         "interchangeable",
-        "Two views of an image (10 seeds)",
-        "Two views of an image (1 seed, at the floor)",
+        "Two views of an image (cells_simclr · primary, 10 seeds)",
+        "Two views of an image (cells_simclr · tuned, 1 seed, at the floor)",
     ]
 
 
