@@ -108,7 +108,7 @@ def calibration_ratio(
     """Mean within-row spread of the negatives' scores under this cell, over that under cosine.
 
     Rows and columns are averaged. `exclude` names the diagonals j - i that hold no negatives:
-    (0,) for aligned pairs, (0, n, -n) for stacked views, () for a queue.
+    (0,) for aligned pairs, (0, n, -n) for stacked views, () for none.
     """
     shrunk_left, shrunk_right = cell(left, right)
     spread = _row_spread(shrunk_left, shrunk_right, exclude)

@@ -114,7 +114,7 @@ class Objective(nn.Module):
             left, right, queue, hard_negatives = self._on_one_scale(
                 left, right, queue, hard_negatives
             )
-        self._start(left, right, queue)
+        self._start(left, right)
         contrastive, u, v = self._contrast(left, right, queue, hard_negatives)
         if self.variance_on == "cosine":
             u, v = shrink(left, 1.0), shrink(right if queue is None else queue, 1.0)
@@ -177,8 +177,11 @@ class Objective(nn.Module):
         return left / left_mean, right / right_mean, rest[0], rest[1]
 
     @torch.no_grad()
-    def _start(self, left: Tensor, right: Tensor, queue: Tensor | None) -> None:
-        """Calibrate on the first training batch; keep a learnable scale in its range."""
+    def _start(self, left: Tensor, right: Tensor) -> None:
+        """Calibrate on the first training batch; keep a learnable scale in its range.
+
+        With a queue too: a new one holds random directions, later it holds such keys as `right`.
+        """
         if isinstance(self.log_scale, nn.Parameter):
             self.log_scale.clamp_(0.0, math.log(LARGEST_SCALE))
         if self._calibrated:
@@ -190,9 +193,7 @@ class Objective(nn.Module):
                     "Call it once in training mode, load a checkpoint, or use scale=fixed."
                 )
             n = len(left)
-            if queue is not None:
-                ratio = calibration_ratio(self.cell, left, queue, exclude=())
-            elif self.loss in VIEW_LOSSES:
+            if self.loss in VIEW_LOSSES:
                 stacked = torch.cat([left, right])
                 ratio = calibration_ratio(self.cell, stacked, stacked, exclude=(0, n, -n))
             else:

@@ -133,7 +133,9 @@ def train_retrieval(settings: RetrievalSettings) -> dict[str, object]:
             collected.append(_collected(other.name, measured, inputs, settings))
         _check_names([x.name for x in collected])
         main = _stage(task, collected[0].documents, inputs, settings)
-        batches = PairBatches(_stages(own, main, total, inputs, settings), settings, inputs.trim)
+        unseen = set(task.test) if settings.task == "halves" else set[int]()
+        stages = _stages(own, unseen, main, total, inputs, settings)
+        batches = PairBatches(stages, settings, inputs.trim)
         plain = PairBatches([(0, main)], settings, inputs.trim)
         fresh = load_checkpoint(folder.checkpoint) is None
         reader = _reader([x.task for x in collected], settings)
@@ -198,10 +200,19 @@ def _stage(task: Task, documents: Tensor, inputs: Inputs, settings: RetrievalSet
 
 
 def _stages(
-    collection: Collection, main: Stage, total: int, inputs: Inputs, settings: RetrievalSettings
+    collection: Collection,
+    unseen: set[int],
+    main: Stage,
+    total: int,
+    inputs: Inputs,
+    settings: RetrievalSettings,
 ) -> list[tuple[int, Stage]]:
-    """(first step, stage): titles first, if asked for, then the task itself."""
-    first = (settings.pretrain_samples or 0) // settings.batch_size
+    """(first step, stage): titles first, if asked for, then the task itself.
+
+    `unseen` documents have no part in the titles' stage: their halves are measured.
+    """
+    samples = settings.pretrain_samples
+    first = total // 2 if samples is None else samples // settings.batch_size
     if first == 0:
         return [(0, main)]
     if first >= total:
@@ -209,7 +220,7 @@ def _stages(
             f"--pretrain-samples={settings.pretrain_samples} leaves nothing of the budget of "
             f"{total} steps of {settings.batch_size} samples: lower it."
         )
-    titles = title_task(collection)
+    titles = title_task(collection, unseen)
     stage = Stage(
         inputs(titles.queries, settings.query_prefix),
         inputs(titles.documents, settings.document_prefix),

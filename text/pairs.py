@@ -7,7 +7,7 @@ the step's own, takes its place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -108,9 +108,10 @@ def two_halves(key: str, text: str) -> tuple[str, str]:
     return (second, first) if hash_share("half " + key) < 0.5 else (first, second)
 
 
-def title_task(collection: Collection) -> Task:
-    """Title -> text of all documents that have both; texts of one title are relevant to it."""
-    whole = [d for d in collection.documents if d.title.strip() and d.text.strip()]
+def title_task(collection: Collection, left_out: Set[int] = frozenset()) -> Task:
+    """Title -> text of the documents that have both; texts of one title are relevant to it."""
+    kept = [d for number, d in enumerate(collection.documents) if number not in left_out]
+    whole = [d for d in kept if d.title.strip() and d.text.strip()]
     if not whole:
         raise ValueError(
             f"{collection.name} has no document with a title and a text: use --pretrain-samples=0."

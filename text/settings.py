@@ -127,7 +127,8 @@ class RetrievalSettings(TextSettings):
     """Further negatives per query, drawn from BM25's best documents that are not relevant."""
     pretrain_samples: int | None = None
     """How many of the budget's samples come first as title -> text of the documents. Default: half
-    of the budget for scratch, which stays at the floor without, else 0."""
+    of the budget for scratch, which stays at the floor without, else 0. With --task=halves the
+    documents that are measured are left out."""
     query_prefix: str = ""
     """Put before every query ("query: " for E5)."""
     document_prefix: str = ""
@@ -157,8 +158,10 @@ class RetrievalSettings(TextSettings):
         super().__post_init__()
         if self.epochs is None:
             self._resolve("samples", None, 60_000)
-        half = (self.samples or 0) // 2 if self.encoder == "scratch" else 0
-        self._resolve("pretrain_samples", None, half)
+        if self.encoder != "scratch":
+            self._resolve("pretrain_samples", None, 0)
+        elif self.samples is not None:
+            self._resolve("pretrain_samples", None, self.samples // 2)
         check_similarities(self.similarities)
         if self.hard_negatives < 0:
             raise ValueError(f"--hard-negatives must be at least 0, got {self.hard_negatives}.")

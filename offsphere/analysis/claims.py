@@ -260,6 +260,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         claims = load_claims(settings.claims)
         if settings.run_tests:
             run_tests(claims, settings.results)
+        elif not Path(settings.results).is_dir():
+            raise ValueError(
+                f"{settings.results} is no folder: --results names the folder that holds the "
+                "studies' folders, such as results."
+            )
         lines = evaluate_claims(claims, settings.results)
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         print(to_json(lines) if settings.json else board(lines, width), end="")
@@ -504,7 +509,8 @@ def _with_primary_verdicts(lines: list[Verdict]) -> list[Verdict]:
             p_values=(first, second),
             family=len(places),
         )
-        p = first if second is None else min(first, second)
+        rests_on_first = second is None or first <= ALPHA or (second > ALPHA and first <= second)
+        p = first if rests_on_first else second
         lines[place] = replace(
             line,
             verdict=decision.word,

@@ -276,8 +276,9 @@ def _log_ratios(by_cell: Mapping[str | None, Array]) -> list[tuple[str, Measure]
     for cell, values in by_cell.items():
         if cell in (None, "cosine"):
             continue
-        both = (values > 0) & (cosine > 0)
-        if both.any():
+        both = np.isfinite(values) & np.isfinite(cosine)
+        # A cell that collapsed has no log ratio; without its bad seeds it would look better.
+        if both.any() and (np.minimum(values, cosine)[both] > 0).all():
             found.append((cell, measure(np.log(values[both] / cosine[both]))))
     return found
 

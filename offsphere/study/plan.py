@@ -280,19 +280,19 @@ def _named_parts(listed: Any, shared: dict[str, Any], smoke: bool) -> list[Part]
         name = part.pop("name", None)
         if not isinstance(name, str) or name in parts:
             raise ValueError(f"part {number} needs a name of its own, got {name!r}.")
-        with_shared = {key: _joined(shared.get(key), part.get(key)) for key in {**shared, **part}}
         try:
-            parts[name] = _part(with_shared, {"part": name}, smoke)
+            parts[name] = _part(_joined(shared, part), {"part": name}, smoke)
         except ValueError as error:
             raise ValueError(f"part {name!r}: {error}") from None
     return list(parts.values())
 
 
 def _joined(shared: Any, own: Any) -> Any:
-    """A part's own value; where both are mappings, entry by entry."""
-    if isinstance(shared, dict) and isinstance(own, dict):
-        return {key: _joined(shared.get(key), own.get(key)) for key in {**shared, **own}}
-    return shared if own is None else own
+    """A part's own value, null too; where both are mappings, entry by entry."""
+    if not (isinstance(shared, dict) and isinstance(own, dict)):
+        return own
+    both = {key: _joined(shared[key], own[key]) for key in shared.keys() & own.keys()}
+    return {**shared, **own, **both}
 
 
 def _part(content: dict[str, Any], labels: dict[str, str], smoke: bool) -> Part:
@@ -306,7 +306,8 @@ def _part(content: dict[str, Any], labels: dict[str, str], smoke: bool) -> Part:
     tune = _tune(content["tune"], seeds) if content.get("tune") else None
     if tune is not None:
         tune = replace(tune, fixed=tune.fixed | wins)
-    places = list(_places("grid", content["grid"])) if "grid" in content else [{}]
+    grid = content.get("grid")
+    places = [{}] if grid is None else list(_places("grid", grid))
     points = []
     for arm, own in _arms(content.get("arms")).items():
         own = dict(own)

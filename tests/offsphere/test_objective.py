@@ -39,7 +39,7 @@ def test_composes_cell_loss_temperature_and_variance(loss, cell, variance_on):
         contrastive = getattr(losses, loss)(a, b, 0.3 * r)
         a, b = a[:20], b[20:]
     elif loss == "moco_nce":
-        r = calibration_ratio(cell, left, queue, exclude=())
+        r = calibration_ratio(cell, left, right)
         (a, key), b = cell(left, right), cell.shrink_right(queue)
         contrastive = losses.moco_nce(a, key, b, 0.3 * r)
     else:

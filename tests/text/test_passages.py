@@ -161,6 +161,14 @@ def test_texts_of_one_title_are_relevant_to_it(tmp_path: Path, write_beir):
     assert list(task.train) == [(0, [0, 2]), (1, [1, 3]), (2, [0, 2]), (3, [1, 3])]
 
 
+def test_documents_may_be_left_out_of_the_titles(tmp_path: Path, write_beir):
+    corpus = [{"_id": str(i), "title": t, "text": f"x{i}"} for i, t in enumerate("AbaB")]
+    found = beir_folder(write_beir(tmp_path / "t", corpus, QUERIES, {"train": [("1", "0", 1)]}))
+    task = title_task(found, {0, 3})
+    assert (task.queries, task.documents) == (["b", "a"], ["x1", "x2"])
+    assert list(task.train) == [(0, [0]), (1, [1])]
+
+
 def batches_of(folder: Path, **changes) -> tuple[PairBatches, Stage]:
     """Batches whose inputs are the numbers of the texts."""
     task = make_task(beir_folder(folder), "query", "test")

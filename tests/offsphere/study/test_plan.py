@@ -146,6 +146,26 @@ def test_smoke_is_a_small_edition_with_a_folder_of_its_own(runs_of):
     assert len(runs_of(SMOKE)) == 3 * 2 * 2 * 2
 
 
+def test_null_in_a_part_takes_the_shared_setting_back(load):
+    text = """
+script: train_simclr
+seeds: [0]
+fixed: {limit: 256, lr: 0.3}
+grid: {cell: [cosine, dot]}
+tune: {metric: test/score, best: max, seeds: [9], grid: {temperature: [0.1, 0.2]}}
+parts:
+  - name: tuned
+  - name: plain
+    fixed: {limit: null}
+    grid: null
+    tune: null
+"""
+    tuned, plain = load(text).parts
+    assert (tuned.tune is None, plain.tune is None) == (False, True)
+    assert [point.settings for point in plain.points] == [{"limit": None, "lr": 0.3}]
+    assert len(tuned.points) == 2
+
+
 def test_pilots_run_each_candidate_on_validation_data_with_their_own_seeds(load, toy):
     study = load(
         """
