@@ -394,6 +394,13 @@ def test_telemetry_is_what_a_plain_loop_counts(cell: str, seed: int):
     [
         ({"cell": "cosinus"}, "Did you mean 'cosine'"),
         ({"eval_cell": "dott"}, "Did you mean 'dot'"),
+        ({"cell": "nan,1"}, "two finite exponents for a cell, as in 0.3,0.7, got 'nan,1'"),
+        ({"cell": "1e400,1"}, "two finite exponents for a cell, as in 0.3,0.7, got '1e400,1'"),
+        (
+            {"temperature": 1.01, "learnable_temperature": True},
+            "--temperature must be between 0.01 and 1 if it is learned "
+            "(or --no-learnable-temperature), got 1.01",
+        ),
         ({"batch_size": 1}, "--batch-size must be at least 2, got 1"),
         ({"temperature": 0.0}, "--temperature must be above 0, got 0.0"),
         ({"temperature": math.inf}, "--temperature must be above 0, got inf"),
