@@ -93,9 +93,9 @@ class TrainSettings:
     """Show a progress bar on a terminal."""
 
     def __post_init__(self) -> None:
-        for name in ("cell", "eval_cell"):
-            if (text := getattr(self, name)) is not None:
-                object.__setattr__(self, name, canonical_cell(text))
+        object.__setattr__(self, "cell", canonical_cell(self.cell))
+        if self.eval_cell is not None:
+            object.__setattr__(self, "eval_cell", canonical_eval_cell(self.eval_cell))
         check_setting(self, "batch_size", "at least 2", self.batch_size >= 2)
         check_setting(self, "temperature", "above 0", 0 < self.temperature < math.inf)
         if self.learnable_temperature:
@@ -123,6 +123,17 @@ def canonical_cell(text: str) -> str:
     """One spelling per cell, so that one cell has one run folder."""
     parsed = parse_cell(text)
     return parsed if isinstance(parsed, str) else f"{parsed[0]:g},{parsed[1]:g}"
+
+
+def canonical_eval_cell(text: str) -> str:
+    """One spelling per cell that can score; `learnable` names no exponents to score with."""
+    cell = canonical_cell(text)
+    if cell == "learnable":
+        raise ValueError(
+            "--eval-cell=learnable has no exponents; give two, as in 0.3,0.7. Without --eval-cell "
+            "a learnable run is scored with what it learned."
+        )
+    return cell
 
 
 def check_setting(settings: object, name: str, expected: str, good: bool) -> None:

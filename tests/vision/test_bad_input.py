@@ -62,6 +62,7 @@ def picture_folder(path: Path, classes: int, images: int) -> Path:
         ("train_simclr", ["--limit=1"], "--limit must be at least 2, got 1"),
         ("train_simclr", ["--cell=nan,1"], "two finite exponents for a cell, as in 0.3,0.7, got"),
         ("train_simclr", ["--eval-cell=1,inf"], "two finite exponents for a cell.*got '1,inf'"),
+        ("train_simclr", ["--eval-cell=learnable"], "--eval-cell=learnable has no exponents; give"),
         ("train_simclr", ["--knn-k=0"], "--knn-k must be at least 1, got 0"),
         ("train_simclr", ["--projector-dim=0"], "--projector-dim must be at least 1, got 0"),
         ("train_simclr", ["--projector-layers=0"], "--projector-layers must be at least 1, got 0"),
