@@ -25,7 +25,7 @@ from offsphere.config import parse, settings_hash, to_dict, where
 from offsphere.names import check_similarities
 from offsphere.record import atomic_write, provenance, write_json
 from offsphere.training.script import one_line_errors
-from offsphere.training.settings import canonical_cell
+from offsphere.training.settings import canonical_eval_cell
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -125,9 +125,7 @@ class Config:
         if self.embeddings is not None and self.data:
             raise ValueError("--data goes with --run or --model: embeddings are their own data.")
         if self.eval_cell is not None:
-            object.__setattr__(self, "eval_cell", canonical_cell(self.eval_cell))
-            if self.eval_cell == "learnable":
-                raise ValueError("--eval-cell=learnable has no exponents; give two, as in 0.3,0.7.")
+            object.__setattr__(self, "eval_cell", canonical_eval_cell(self.eval_cell))
         check_similarities(self.similarities)
         least = {"resamples": 1, "batch_size": 1, "threads": 1, "captions_per_image": 1, "limit": 2}
         for name, number in least.items():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from offsphere.config import where
-from offsphere.training.settings import TrainSettings
+from offsphere.training.settings import TrainSettings, check_setting
 
 MODELS = Path(__file__).parents[1] / "configs" / "models"
 """The open_clip model configurations that come with the project."""
@@ -97,10 +97,11 @@ class ClipSettings(TrainSettings):
             )
         if self.loss == "siglip" and self.direction != "both":
             raise ValueError(f"--direction={self.direction} goes with info_nce: siglip has none.")
-        if not 0 < self.min_scale <= 1:
-            raise ValueError(f"--min-scale must be above 0 and at most 1, got {self.min_scale}.")
-        if not 0 <= self.flip <= 1:
-            raise ValueError(f"--flip must be a probability, got {self.flip}.")
+        for name in ("limit", "image_size"):
+            value = getattr(self, name)
+            check_setting(self, name, "at least 2", value is None or value >= 2)
+        check_setting(self, "min_scale", "above 0 and at most 1", 0 < self.min_scale <= 1)
+        check_setting(self, "flip", "a probability", 0 <= self.flip <= 1)
         if self.image_tower is not None and self.pretrained is not None:
             raise ValueError(
                 "--image-tower takes the place of the model's image tower: --pretrained weights "

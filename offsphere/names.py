@@ -1,6 +1,7 @@
-"""The names that flags accept, and the nearest name for a misspelt one. Imports no torch."""
+"""What flags accept, and the nearest name for a misspelt one. Imports no torch."""
 
 import difflib
+import math
 from collections.abc import Iterable
 
 # (left, right) exponents of each corner of the square; the name says which side IS normalised.
@@ -15,6 +16,8 @@ LOSSES = (*PAIR_LOSSES, *VIEW_LOSSES, "moco_nce")
 DIRECTIONS = ("both", "left_to_right", "right_to_left")
 SCALES = ("calibrated", "fixed")
 VARIANCE_ON = ("cosine", "score")
+LARGEST_SCALE = 100.0
+"""A learnable scale (1 / temperature) stays between 1 and 100, as in CLIP, over the ratio r."""
 # Those of offsphere.similarity, which can be scored with after training.
 SIMILARITIES = (
     *CORNERS,
@@ -49,4 +52,6 @@ def parse_cell(text: str) -> str | tuple[float, float]:
         left, right = (float(part) for part in parts)
     except ValueError:
         raise unknown("cell", text, (*CELLS, *CELL_ALIASES)) from None
+    if not (math.isfinite(left) and math.isfinite(right)):
+        raise ValueError(f"Expected two finite exponents for a cell, as in 0.3,0.7, got {text!r}.")
     return left, right

@@ -10,14 +10,20 @@ from torch import Tensor, nn
 
 from offsphere import losses
 from offsphere.cells import Cell, calibration_ratio, shrink
-from offsphere.names import DIRECTIONS, LOSSES, SCALES, VARIANCE_ON, VIEW_LOSSES, unknown
+from offsphere.names import (
+    DIRECTIONS,
+    LARGEST_SCALE,
+    LOSSES,
+    SCALES,
+    VARIANCE_ON,
+    VIEW_LOSSES,
+    unknown,
+)
 from offsphere.variance import negative_variance
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-LARGEST_SCALE = 100.0
-"""A learnable scale (1 / temperature) stays between 1 and 100, as in CLIP, over the ratio r."""
 SIGLIP_BIAS = -10.0
 
 _VIEW_LOSS = {"nt_xent": losses.nt_xent, "dcl": losses.dcl, "dhel": losses.dhel}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from offsphere.config import parse, settings_hash, to_dict, where
 from offsphere.record import provenance, write_json
 from offsphere.training.script import one_line_errors
-from offsphere.training.settings import canonical_cell
+from offsphere.training.settings import canonical_eval_cell, check_setting
 from vision import train_moco, train_simclr
 from vision.settings import VisionSettings
 
@@ -101,7 +101,10 @@ class Config:
         if (self.run is None) == (self.backbone is None):
             raise ValueError("Give either --run=FOLDER or --backbone=NAME.")
         if self.eval_cell is not None:
-            object.__setattr__(self, "eval_cell", canonical_cell(self.eval_cell))
+            object.__setattr__(self, "eval_cell", canonical_eval_cell(self.eval_cell))
+        for name, least in (("image_size", 2), ("limit", 2), ("knn_k", 1), ("threads", 1)):
+            value = getattr(self, name)
+            check_setting(self, name, f"at least {least}", value is None or value >= least)
         if self.run is not None:
             for name in ("pretrained", "stem", "seed", "image_size"):
                 if getattr(self, name) != getattr(type(self), name):

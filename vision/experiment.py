@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from pathlib import Path
@@ -71,13 +71,37 @@ def load_splits(settings: VisionSettings) -> Splits:
         test = load(settings.data_test, "all")
     else:
         test = load(settings.data, "test")
+    check_same_classes(train, test)
+    ood = None if settings.data_ood is None else load(settings.data_ood, "all")
+    return Splits(train, test, validation, ood)
+
+
+def check_same_classes(train: Images | LazyImages, test: Images | LazyImages) -> None:
+    """Refuse test data whose labels stand for other classes than those of the training data."""
     if len(test.classes) != len(train.classes):
         raise ValueError(
             f"{train.name} has {len(train.classes)} classes and {test.name} {len(test.classes)}: "
             "training and test data must share their classes."
         )
-    ood = None if settings.data_ood is None else load(settings.data_ood, "all")
-    return Splits(train, test, validation, ood)
+    if not (has_names(train.classes) and has_names(test.classes)):
+        return
+    for label, (ours, theirs) in enumerate(zip(train.classes, test.classes, strict=True)):
+        if plain_name(ours) != plain_name(theirs):
+            raise ValueError(
+                f"Class {label} is {ours!r} in {train.name} and {theirs!r} in {test.name}: "
+                "training and test data must share their classes, in one order. Give --data-test "
+                "with the classes of --data."
+            )
+
+
+def has_names(classes: Sequence[str]) -> bool:
+    """Whether classes have names of their own, not just their numbers as in shards without any."""
+    return any(name != str(label) for label, name in enumerate(classes))
+
+
+def plain_name(name: str) -> str:
+    """A class name without what data sets spell differently: Aquarium_Fish, aquarium fish."""
+    return name.casefold().replace("_", " ")
 
 
 def make_views(settings: VisionSettings) -> Views | LightlyViews:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from offsphere.config import where
-from offsphere.training.settings import TrainSettings
+from offsphere.training.settings import TrainSettings, check_setting
 
 COLUMNS = (  # of the table that closes a run
     ("test/knn", "kNN", "{:.1%}"),
@@ -82,6 +83,18 @@ class VisionSettings(TrainSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, least in (("image_size", 2), ("projector_dim", 1), ("projector_layers", 1)):
+            check_setting(self, name, f"at least {least}", getattr(self, name) >= least)
+        hidden = self.projector_hidden
+        check_setting(self, "projector_hidden", "at least 0", hidden is None or hidden >= 0)
+        check_setting(self, "limit", "at least 2", self.limit is None or self.limit >= 2)
+        check_setting(self, "knn_k", "at least 1", self.knn_k >= 1)
+        check_setting(self, "min_scale", "above 0 and at most 1", 0 < self.min_scale <= 1)
+        check_setting(self, "jitter", "between 0 and 2.5", 0 <= self.jitter <= 2.5)
+        for name in ("grey", "blur"):
+            check_setting(self, name, "a probability", 0 <= getattr(self, name) <= 1)
+        check_setting(self, "cut_init", "above 0", 0 < self.cut_init < math.inf)
+        check_setting(self, "grad_scale", "a finite number", math.isfinite(self.grad_scale))
         if self.data.startswith("wds:") and self.eval_split == "test" and self.data_test is None:
             raise ValueError(
                 f"--data={self.data} has no test split of its own: give --data-test=wds:..., or "

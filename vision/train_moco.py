@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from offsphere.training.script import main
+from offsphere.training.settings import check_setting
 from vision.settings import COLUMNS, VisionSettings
 
 
@@ -23,6 +24,17 @@ class Config(VisionSettings):
     key_groups: int = 4
     """Keys pass batch-norm in this many shuffled groups, so that it cannot give them away."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_setting(self, "momentum", "between 0 and 1", 0 <= self.momentum <= 1)
+        good = self.norm == "group" or self.key_groups >= 1  # without batch-norm it is not used
+        check_setting(self, "key_groups", "at least 1", good)
+        if self.queue_size <= self.batch_size:
+            raise ValueError(
+                f"--queue-size={self.queue_size} must be above --batch-size={self.batch_size}: "
+                "the queue would hold nothing but the keys of its own batch."
+            )
+
 
 def run(config: Config) -> dict[str, object]:
     """Train one encoder and return its metrics."""
@@ -31,11 +43,6 @@ def run(config: Config) -> dict[str, object]:
     from vision.methods import MoCo
 
     def build(population: int) -> MoCo:
-        if config.queue_size <= config.batch_size:
-            raise ValueError(
-                f"--queue-size={config.queue_size} must be above --batch-size={config.batch_size}: "
-                "the queue would hold nothing but the keys of its own batch."
-            )
         room = population - config.batch_size
         if config.queue_size > room:
             raise ValueError(

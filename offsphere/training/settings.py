@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from offsphere.config import where
-from offsphere.names import parse_cell
+from offsphere.names import LARGEST_SCALE, parse_cell
 
 DEFAULT_SAMPLES = 120_000
 
@@ -93,24 +93,30 @@ class TrainSettings:
     """Show a progress bar on a terminal."""
 
     def __post_init__(self) -> None:
-        for name in ("cell", "eval_cell"):
-            if (text := getattr(self, name)) is not None:
-                object.__setattr__(self, name, canonical_cell(text))
-        _check(self, "batch_size", "at least 2", self.batch_size >= 2)
-        _check(self, "temperature", "above 0", 0 < self.temperature < math.inf)
+        object.__setattr__(self, "cell", canonical_cell(self.cell))
+        if self.eval_cell is not None:
+            object.__setattr__(self, "eval_cell", canonical_eval_cell(self.eval_cell))
+        check_setting(self, "batch_size", "at least 2", self.batch_size >= 2)
+        check_setting(self, "temperature", "above 0", 0 < self.temperature < math.inf)
+        if self.learnable_temperature:
+            least = 1 / LARGEST_SCALE
+            expected = f"between {least:g} and 1 if it is learned (or --no-learnable-temperature)"
+            check_setting(self, "temperature", expected, least <= self.temperature <= 1)
         for name in ("lr", "threads", "log_every", "checkpoint_every", "devices", "nodes"):
-            _check(self, name, "above 0", 0 < getattr(self, name) < math.inf)
+            check_setting(self, name, "above 0", 0 < getattr(self, name) < math.inf)
         for name in ("variance_weight", "norm_penalty", "weight_decay", "clip", "exponent_lr"):
-            _check(self, name, "at least 0", 0 <= getattr(self, name) < math.inf)
+            check_setting(self, name, "at least 0", 0 <= getattr(self, name) < math.inf)
         for name in ("eval_every", "workers", "seed"):
-            _check(self, name, "at least 0", getattr(self, name) >= 0)
+            check_setting(self, name, "at least 0", getattr(self, name) >= 0)
         for name in ("samples", "epochs"):
             value = getattr(self, name)
-            _check(self, name, "above 0", value is None or 0 < value < math.inf)
-        _check(self, "microbatch", "at least 1", self.microbatch is None or self.microbatch >= 1)
+            check_setting(self, name, "above 0", value is None or 0 < value < math.inf)
+        check_setting(
+            self, "microbatch", "at least 1", self.microbatch is None or self.microbatch >= 1
+        )
         if self.samples is not None and self.epochs is not None:
             raise ValueError("Give the budget as --samples or as --epochs, not both.")
-        _check(self, "warmup", "a share between 0 and 1", 0 <= self.warmup <= 1)
+        check_setting(self, "warmup", "a share between 0 and 1", 0 <= self.warmup <= 1)
 
 
 def canonical_cell(text: str) -> str:
@@ -119,7 +125,19 @@ def canonical_cell(text: str) -> str:
     return parsed if isinstance(parsed, str) else f"{parsed[0]:g},{parsed[1]:g}"
 
 
-def _check(settings: object, name: str, expected: str, good: bool) -> None:
+def canonical_eval_cell(text: str) -> str:
+    """One spelling per cell that can score; `learnable` names no exponents to score with."""
+    cell = canonical_cell(text)
+    if cell == "learnable":
+        raise ValueError(
+            "--eval-cell=learnable has no exponents; give two, as in 0.3,0.7. Without --eval-cell "
+            "a learnable run is scored with what it learned."
+        )
+    return cell
+
+
+def check_setting(settings: object, name: str, expected: str, good: bool) -> None:
+    """Refuse a setting that is not as expected, by the name of its flag."""
     if not good:
         got = getattr(settings, name)
         raise ValueError(f"--{name.replace('_', '-')} must be {expected}, got {got}.")

@@ -243,12 +243,28 @@ def test_norms_of_right_and_wrong_queries_and_human_judgements(table, tmp_path):
         ({"loss": "siglip", "direction": "image_to_text"}, "siglip has none"),
         ({"min_scale": 0.0}, "--min-scale must be above 0"),
         ({"flip": 2.0}, "--flip must be a probability"),
+        ({"temperature": 2.0}, r"--temperature must be between 0\.01 and 1 .*, got 2\.0"),
+        ({"limit": 1}, "--limit must be at least 2, got 1"),
+        ({"image_size": 1}, "--image-size must be at least 2, got 1"),
         ({"image_tower": "x", "pretrained": "y"}, "--pretrained weights for both towers"),
     ],
 )
 def test_settings_that_cannot_be(table, changes, said):
     with pytest.raises(ValueError, match=said):
         config(table, **changes)
+
+
+@pytest.mark.parametrize("flag", ["--temperature=2", "--image-size=1", "--cell=nan,1"])
+def test_a_faulty_flag_leaves_no_folder(scripts, tmp_path, flag):
+    script = scripts.run("train_clip", flag, f"--out={tmp_path}")
+    assert script.code == 2
+    (line,) = script.stderr.splitlines()
+    assert line.startswith("train_clip.py: error: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fixed_temperature_may_be_high(table):
+    assert config(table, temperature=2.0, learnable_temperature=False).temperature == 2.0
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from offsphere.training.checkpoint import FILE, load_checkpoint, save_checkpoint
 from offsphere.training.loggers import open_loggers
 from offsphere.training.loop import Diverged, Method, Step, fit
 from offsphere.training.optim import build_optimizers, rate, set_rate
+from offsphere.training.run import eval_exponents
 from offsphere.training.settings import TrainSettings, canonical_cell, peak_lr, steps_of
 from offsphere.training.streams import batch_indices, stream, stream_seed
 from offsphere.training.telemetry import telemetry
@@ -394,6 +395,18 @@ def test_telemetry_is_what_a_plain_loop_counts(cell: str, seed: int):
     [
         ({"cell": "cosinus"}, "Did you mean 'cosine'"),
         ({"eval_cell": "dott"}, "Did you mean 'dot'"),
+        (
+            {"cell": "learnable", "eval_cell": " Learnable"},
+            "--eval-cell=learnable has no exponents; give two, as in 0.3,0.7. Without --eval-cell "
+            "a learnable run is scored with what it learned.",
+        ),
+        ({"cell": "nan,1"}, "two finite exponents for a cell, as in 0.3,0.7, got 'nan,1'"),
+        ({"cell": "1e400,1"}, "two finite exponents for a cell, as in 0.3,0.7, got '1e400,1'"),
+        (
+            {"temperature": 1.01, "learnable_temperature": True},
+            "--temperature must be between 0.01 and 1 if it is learned "
+            "(or --no-learnable-temperature), got 1.01",
+        ),
         ({"batch_size": 1}, "--batch-size must be at least 2, got 1"),
         ({"temperature": 0.0}, "--temperature must be above 0, got 0.0"),
         ({"temperature": math.inf}, "--temperature must be above 0, got inf"),
@@ -426,6 +439,17 @@ def test_one_cell_has_one_spelling():
     assert canonical_cell(" DOT ") == "dot"
     assert canonical_cell("imgnorm") == "qnorm"
     assert canonical_cell("0.30,.7") == canonical_cell("0.3,0.70") == "0.3,0.7"
+
+
+@pytest.mark.parametrize(
+    ("eval_cell", "expected"), [(None, (0.25, 0.8)), ("qnorm", (1.0, 0.0)), ("0.3,2", (0.3, 2.0))]
+)
+def test_without_an_eval_cell_the_learned_exponents_score(eval_cell, expected):
+    objective = Objective("learnable", population=9)
+    with torch.no_grad():
+        objective.cell.logits.copy_(torch.logit(torch.tensor([0.25, 0.8])))
+    settings = TrainSettings(cell="learnable", eval_cell=eval_cell)
+    assert eval_exponents(settings, objective) == pytest.approx(expected, abs=1e-6)
 
 
 def test_steps_and_peak_rate_in_closed_form():

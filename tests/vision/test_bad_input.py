@@ -6,6 +6,7 @@ import re
 import signal
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from PIL import Image
 
 from offsphere.record import RunFolder
+from vision import train_moco
 
 TINY = "--data=emoji --limit=256 --image-size=16 --batch-size=32 --samples=128 --layer=backbone"
 TINY += " --threads=1 --log-every=1"
@@ -57,6 +59,30 @@ def picture_folder(path: Path, classes: int, images: int) -> Path:
         ("train_simclr", ["--lr=inf"], "--lr must be above 0, got inf"),
         ("train_simclr", ["--samples=10", "--epochs=1"], "--samples or as --epochs, not both"),
         ("train_simclr", ["--config=none.yaml"], "none.yaml cannot be read"),
+        ("train_simclr", ["--limit=1"], "--limit must be at least 2, got 1"),
+        ("train_simclr", ["--cell=nan,1"], "two finite exponents for a cell, as in 0.3,0.7, got"),
+        ("train_simclr", ["--eval-cell=1,inf"], "two finite exponents for a cell.*got '1,inf'"),
+        ("train_simclr", ["--eval-cell=learnable"], "--eval-cell=learnable has no exponents; give"),
+        ("train_simclr", ["--knn-k=0"], "--knn-k must be at least 1, got 0"),
+        ("train_simclr", ["--projector-dim=0"], "--projector-dim must be at least 1, got 0"),
+        ("train_simclr", ["--projector-layers=0"], "--projector-layers must be at least 1, got 0"),
+        ("train_simclr", ["--projector-hidden=-1"], "--projector-hidden must be at least 0, got"),
+        ("train_simclr", ["--min-scale=2"], "--min-scale must be above 0 and at most 1, got 2"),
+        ("train_simclr", ["--cut-init=0"], "--cut-init must be above 0, got 0"),
+        ("train_simclr", ["--grad-scale=nan"], "--grad-scale must be a finite number, got nan"),
+        ("train_simclr", ["--jitter=-1"], "--jitter must be between 0 and 2.5, got -1"),
+        ("train_simclr", ["--jitter=2.6"], "--jitter must be between 0 and 2.5, got 2.6"),
+        ("train_simclr", ["--grey=2"], "--grey must be a probability, got 2"),
+        ("train_simclr", ["--blur=nan"], "--blur must be a probability, got nan"),
+        ("train_simclr", ["--image-size=1"], "--image-size must be at least 2, got 1"),
+        (
+            "train_simclr",
+            ["--learnable-temperature", "--temperature=0.009"],
+            r"between 0\.01 and 1 if it is learned .*, got 0\.009",
+        ),
+        ("train_moco", ["--momentum=2"], "--momentum must be between 0 and 1, got 2"),
+        ("train_moco", ["--key-groups=0"], "--key-groups must be at least 1, got 0"),
+        ("train_moco", ["--queue-size=32"], "--queue-size=32 must be above --batch-size=32"),
         ("train_moco", ["--queue-size=many"], "queue-size"),
         ("train_moco", ["--loss=nt_xent"], "Unknown setting '--loss'"),
     ],
@@ -64,6 +90,23 @@ def picture_folder(path: Path, classes: int, images: int) -> Path:
 def test_flags_that_cannot_be(scripts, name, flags, said, tmp_path: Path):
     assert re.search(said, refusal(scripts, name, *flags, out=tmp_path, code=2))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_edges_of_what_can_be():
+    edges: dict[str, Any] = {
+        "image_size": 2,
+        "projector_dim": 1,
+        "projector_layers": 1,
+        "projector_hidden": 0,
+    }
+    edges |= {"limit": 2, "knn_k": 1, "min_scale": 1.0, "jitter": 2.5, "grey": 1.0, "blur": 1.0}
+    edges |= {"cut_init": 0.1, "grad_scale": -1.0, "momentum": 1.0, "key_groups": 1}
+    edges |= {"queue_size": 257, "learnable_temperature": True, "temperature": 0.01}
+    config = train_moco.Config(**edges)
+    assert {name: getattr(config, name) for name in edges} == edges
+    zeros = train_moco.Config(jitter=0.0, grey=0.0, blur=0.0, momentum=0.0)
+    assert (zeros.jitter, zeros.grey, zeros.blur, zeros.momentum) == (0.0, 0.0, 0.0, 0.0)
+    assert train_moco.Config(norm="group", key_groups=0).key_groups == 0
 
 
 @pytest.mark.parametrize(
@@ -74,7 +117,6 @@ def test_flags_that_cannot_be(scripts, name, flags, said, tmp_path: Path):
         ("train_simclr", ["--data=cifar10", "--root=/nowhere"], "put cifar-10-batches-py/.*--down"),
         ("train_simclr", ["--batch-size=300"], r"--batch-size=300 is larger.*\(256 samples\)"),
         ("train_simclr", ["--samples=8"], "budget ends before the first step of 32 samples"),
-        ("train_simclr", ["--limit=1"], "limit must be at least 2 images, got 1"),
         ("train_simclr", ["--backbone=resnet19"], "resnet19.*resnet1[08]"),
         ("train_simclr", ["--pretrained=no/such.pt"], "No file of weights at no/such.pt"),
         ("train_simclr", ["--device=gpuu"], "--device=gpuu cannot be used"),
@@ -86,8 +128,6 @@ def test_flags_that_cannot_be(scripts, name, flags, said, tmp_path: Path):
             marks=pytest.mark.skipif(find_spec("wandb") is not None, reason="wandb is installed"),
         ),
         ("train_moco", ["--queue-size=225"], "--queue-size=225 is too long.*At most 224"),
-        ("train_moco", ["--queue-size=32"], "--queue-size=32 must be above --batch-size=32"),
-        ("train_moco", ["--queue-size=64", "--momentum=2"], "momentum must lie in 0 to 1, got 2"),
         ("train_moco", ["--queue-size=64", "--key-groups=20"], "20 groups of 32 images"),
     ],
 )

@@ -224,6 +224,13 @@ def test_flags_that_do_not_fit(runs, monkeypatch, capsys):
     code, said = refusal(monkeypatch, capsys, run, "--eval-cell=cosin")
     assert code == 2
     assert "Did you mean 'cosine'" in said
+    code, said = refusal(monkeypatch, capsys, run, "--eval-cell=learnable")
+    assert code == 2
+    assert "--eval-cell=learnable has no exponents; give two, as in 0.3,0.7." in said
+    assert "Without --eval-cell a learnable run is scored with what it learned." in said
+    code, said = refusal(monkeypatch, capsys, run, "--knn-k=0")
+    assert code == 2
+    assert "--knn-k must be at least 1, got 0" in said
     code, said = refusal(monkeypatch, capsys, run, "--eval-cell=dot", "--layer=backbone")
     assert code == 1
     assert "add --layer=all" in said

@@ -24,8 +24,11 @@ from offsphere import pictures as pictures_module
 from offsphere.emoji import emoji_pictures, load_emoji
 from offsphere.pictures import as_it_is, decode, in_validation, resize_square
 from offsphere.shards import shard_paths
+from vision import experiment
 from vision import images as images_module
+from vision.experiment import load_splits
 from vision.images import Images, LazyImages, load_images
+from vision.settings import VisionSettings
 
 
 def write_folder(folder: Path, classes: tuple[str, ...], per_class: int) -> list[tuple[str, int]]:
@@ -274,6 +277,60 @@ def test_class_names_stand_beside_the_shards(shards: str, tmp_path: Path) -> Non
     (tmp_path / "classnames.txt").write_text("ant\nbee\n")
     with pytest.raises(ValueError, match="names 2 classes, but the shards hold class index 2"):
         load_images(shards, split="all")
+
+
+def folders(path: Path, train: tuple[str, ...], test: tuple[str, ...]) -> VisionSettings:
+    """Settings of two image folders; the one of --data-test is read as a whole."""
+    write_folder(path / "tr", train, 30)
+    write_folder(path / "te", test, 2)
+    return VisionSettings(
+        data=f"folder:{path}/tr", data_test=f"folder:{path}/te", image_size=8, batch_size=2
+    )
+
+
+def test_train_and_test_folders_share_their_class_names(tmp_path: Path) -> None:
+    splits = load_splits(folders(tmp_path / "same", ("cat", "big_dog"), ("cat", "Big dog")))
+    assert splits.train.classes == ("big_dog", "cat")
+    assert splits.test.classes == ("Big dog", "cat")
+    assert splits.test.labels.tolist() == [0, 0, 1, 1]
+    with pytest.raises(ValueError, match=r"Class 0 is 'cat' in folder:.*/tr and 'dog' in .*/te: "):
+        load_splits(folders(tmp_path / "shifted", ("cat", "dog"), ("dog", "fox")))
+    with pytest.raises(ValueError, match=r"Class 1 is 'dog' in folder:.*/tr and 'fox' in .*/te: "):
+        load_splits(folders(tmp_path / "second", ("cat", "dog"), ("cat", "fox")))
+    with pytest.raises(ValueError, match=r"/tr has 2 classes and folder:.*/te 3: training and"):
+        load_splits(folders(tmp_path / "more", ("cat", "dog"), ("cat", "dog", "fox")))
+
+
+def test_numbered_classes_are_compared_by_their_count(
+    shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "kept_images", load_images)
+
+    def load(classes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        folder = tmp_path / "_".join(classes)
+        write_folder(folder, classes, 2)
+        splits = load_splits(VisionSettings(data=shards, data_test=f"folder:{folder}"))
+        return splits.train.classes, splits.test.classes
+
+    assert load(("ant", "bee", "cow")) == (("0", "1", "2"), ("ant", "bee", "cow"))
+    with pytest.raises(ValueError, match=r"tar has 3 classes and folder:.*/ant_bee 2: training"):
+        load(("ant", "bee"))
+    (tmp_path / "classnames.txt").write_text("ant\nbee\nfox\n")
+    with pytest.raises(ValueError, match=r"Class 2 is 'fox' in wds:.*\.tar and 'cat' in folder:"):
+        load(("ant", "bee", "cat"))
+
+
+@pytest.mark.parametrize("label", ["group", "subgroup"])
+def test_both_emoji_styles_share_their_classes(
+    label: str, few_emoji: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "kept_images", load_images)
+    settings = VisionSettings(
+        data=f"emoji:{label}", data_test=f"openmoji:{label}", image_size=8, batch_size=2
+    )
+    splits = load_splits(settings)
+    assert splits.test.classes == splits.train.classes
+    assert len(splits.test) == len(few_emoji)
 
 
 @pytest.mark.parametrize("missing", [1024, 5000, 10_300])
