@@ -1,10 +1,10 @@
 """eval_probe: a run's own numbers again, timm models by name, and clear errors."""
 
 import json
-from pathlib import Path
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
