@@ -41,6 +41,15 @@ def where(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"where": True})
 
 
+def added(default: Any) -> Any:
+    """A field that came after tables were committed: left out of the hash while at its default.
+
+    So the runs that were made before the field existed keep their names. Its default must not
+    change afterwards: a run that took the old one would then be taken for one of the new.
+    """
+    return dataclasses.field(default=default, metadata={"added": True})
+
+
 def parse(
     config_class: type[ConfigT],
     argv: Sequence[str] | None = None,
@@ -87,8 +96,16 @@ def to_dict(config: DataclassInstance) -> dict[str, Any]:
 
 
 def settings(config: DataclassInstance) -> dict[str, Any]:
-    """The settings that make the run what it is, in one spelling (1.0 is 1): no `where` fields."""
-    left_out = {field.name for field in fields(config) if field.metadata.get("where")}
+    """The settings that make the run what it is, in one spelling (1.0 is 1).
+
+    No `where` fields, and no `added` fields that have their default.
+    """
+    left_out = {
+        field.name
+        for field in fields(config)
+        if field.metadata.get("where")
+        or (field.metadata.get("added") and getattr(config, field.name) == _default(field))
+    }
     return {k: _canonical(v) for k, v in to_dict(config).items() if k not in left_out}
 
 

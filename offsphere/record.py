@@ -204,9 +204,9 @@ def _check_same_run(run: RunFolder, config: DataclassInstance, script: str) -> N
     old, new = settings(load_yaml(type(config), run.path / "config.yaml")), settings(config)
     old["script"], new["script"] = run.provenance().get("script", script), script
     differ = [
-        f"{name} is {old[name]!r} there and {new[name]!r} here"
-        for name in new
-        if repr(old[name]) != repr(new[name])
+        f"{name} is {old.get(name)!r} there and {new.get(name)!r} here"
+        for name in dict.fromkeys([*new, *old])
+        if repr(old.get(name)) != repr(new.get(name))
     ]
     if differ:
         raise ValueError(

@@ -13,7 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offsphere import config as config_module
-from offsphere.config import command, from_dict, load_yaml, parse, run_name, settings_hash, where
+from offsphere.config import (
+    added,
+    command,
+    from_dict,
+    load_yaml,
+    parse,
+    run_name,
+    settings_hash,
+    where,
+)
 
 SCRIPT = '''
 from dataclasses import dataclass
@@ -250,6 +259,14 @@ def test_the_hash_is_the_settings_and_nothing_else():
     assert settings_hash(shuffled(lr=1.0)) == base
     one_change = [{"lr": 2}, {"seed": 1}, {"cell": "dot"}, {"samples": 0}, {"layers": (2, 1)}]
     assert len({base, *(settings_hash(Config(**{"lr": 1, **c})) for c in one_change)}) == 6
+
+
+def test_a_field_added_later_changes_no_name_until_it_is_used():
+    before = dataclasses.make_dataclass("Before", [("seed", int, 3)], frozen=True)
+    later = ("negatives", int | None, added(None))
+    after = dataclasses.make_dataclass("After", [("seed", int, 3), later], frozen=True)
+    assert run_name(after()) == run_name(before())
+    assert run_name(after(negatives=32)) != run_name(before())
 
 
 def test_the_hash_is_pinned_across_versions_and_processes():
