@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from offsphere.command import one_line_errors
 from offsphere.config import parse, settings_hash, to_dict, where
 from offsphere.names import check_similarities
 from offsphere.record import atomic_write, provenance, write_json
-from offsphere.training.script import one_line_errors
 from offsphere.training.settings import canonical_eval_cell
 
 if TYPE_CHECKING:
@@ -522,8 +522,8 @@ def slug(text: str) -> str:
 
 def main() -> None:
     """Flags in, tables out."""
-    config = parse(Config, description=__doc__)
     with one_line_errors("benchmark", "Nothing was written."):
+        config = parse(Config, description=__doc__)
         run(config)
 
 

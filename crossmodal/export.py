@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from crossmodal.settings import MODELS
+from offsphere.command import one_line_errors
 from offsphere.config import parse
 from offsphere.record import atomic_write, write_json
-from offsphere.training.script import one_line_errors
 
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
 
@@ -88,7 +88,7 @@ def run(config: Config) -> Path:
 
 def main(argv: Sequence[str]) -> None:
     """Flags in, a folder out."""
-    config = parse(Config, argv, description=__doc__)
     with one_line_errors("offsphere export", "Nothing was written."):
+        config = parse(Config, argv, description=__doc__)
         out = run(config)
-    print(f"{out}: {CONFIG}, {WEIGHTS}; open_clip.create_model('local-dir:{out}') loads it.")
+        print(f"{out}: {CONFIG}, {WEIGHTS}; open_clip.create_model('local-dir:{out}') loads it.")

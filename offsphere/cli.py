@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from offsphere.command import one_line_errors
 from offsphere.names import unknown
 
 if TYPE_CHECKING:
@@ -166,6 +167,11 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 def main(argv: Sequence[str] | None = None) -> None:
     """Hand the arguments to the command they name."""
     argv = sys.argv[1:] if argv is None else argv
+    with one_line_errors(" ".join(["offsphere", *argv[:1]]), "The same command starts anew."):
+        _main(argv)
+
+
+def _main(argv: Sequence[str]) -> None:
     if not argv or argv[0] in ("-h", "--help"):
         print((__doc__ or "").strip())
         raise SystemExit(0 if argv else 2)

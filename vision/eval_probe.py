@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from offsphere.command import one_line_errors
 from offsphere.config import parse, settings_hash, to_dict, where
 from offsphere.record import provenance, write_json
-from offsphere.training.script import one_line_errors
 from offsphere.training.settings import canonical_eval_cell, check_setting
 from vision import train_moco, train_simclr
 from vision.settings import VisionSettings
@@ -253,10 +253,10 @@ def show(config: Config, metrics: dict[str, Any]) -> None:
 
 def main() -> None:
     """Flags in, tables out."""
-    config = parse(Config, description=__doc__)
     with one_line_errors("eval_probe", "Nothing was written."):
+        config = parse(Config, description=__doc__)
         metrics = run(config)
-    show(config, metrics)
+        show(config, metrics)
 
 
 if __name__ == "__main__":
