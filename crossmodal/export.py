@@ -18,7 +18,7 @@ from typing import Any
 from crossmodal.settings import MODELS
 from offsphere.command import one_line_errors
 from offsphere.config import parse
-from offsphere.record import atomic_write, write_json
+from offsphere.record import atomic_write, find_run, write_json
 
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
 
@@ -26,11 +26,14 @@ CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
 @dataclass(frozen=True)
 class Config:
     run: str
-    """The folder of a run of train_clip.py."""
+    """The folder of a run of train_clip.py, or the beginning of its name."""
     out: str
     """The folder to write: open_clip_config.json and open_clip_model.safetensors."""
     as_cosine: bool = False
     """Export a cell other than cosine too, although its readers will score it as cosine."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "run", find_run(self.run))
 
 
 def run(config: Config) -> Path:

@@ -33,6 +33,8 @@ Item = tuple[str, Sequence[str | None], str]
 Given = dict[str, tuple[Sequence[str], str]]
 
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+LONGEST_NAME = 120
+"""Characters of a run folder's name."""
 CONFIG_HELP = "--config=FILE.yaml takes settings from flat YAML files; a later file and flags win."
 
 
@@ -85,6 +87,12 @@ def load_yaml(config_class: type[ConfigT], path: str | Path) -> ConfigT:
     return _build(config_class, _yaml_items(_read(path), path))
 
 
+def as_written(path: str | Path) -> dict[str, str]:
+    """The settings of a YAML file as they are written there, unchecked, to compare runs by."""
+    items = _yaml_items(_read(path), path)
+    return {name: ", ".join(str(value) for value in values) for name, values, _ in items}
+
+
 def to_yaml(config: DataclassInstance) -> str:
     """The settings as a YAML text that `--config` and `load_yaml` read back."""
     return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
@@ -122,6 +130,59 @@ def run_name(config: DataclassInstance) -> str:
         raise ValueError(f"{type(config).__name__} needs a 'seed' for a run's name.")
     cell = re.sub(r"[^A-Za-z0-9._+-]+", "_", str(values["cell"])) + "-" if "cell" in values else ""
     return f"{cell}seed{values['seed']}-{settings_hash(config)}"
+
+
+def telling_name(config: DataclassInstance) -> str:
+    """The run's name, with what differs from the default between seed and hash.
+
+    As in `dot-seed0-folder_my_images-lr0.004-1a2b3c4d`. It is for people: the hash says which run
+    it is. Of paths and addresses only the last part is told.
+    """
+    start, _, digest = run_name(config).rpartition("-")
+    told = {k: v for k, v in differing(config).items() if k not in ("cell", "seed")}
+    words = [_name_word(name, value) for name, value in told.items()]
+    ends = [0, *itertools.accumulate(len(word) + 1 for word in words)]
+    room = LONGEST_NAME - len(start) - len(digest) - len("-and_99_more-")
+    kept = max(k for k, end in enumerate(ends) if end <= max(room, 0))
+    more = [f"and_{len(words) - kept}_more"] if kept < len(words) else []
+    return "-".join([start, *words[:kept], *more, digest])
+
+
+def differing(config: DataclassInstance) -> dict[str, Any]:
+    """The settings that make this run another one than the script's default, `data` first."""
+    try:
+        usual = to_dict(type(config)())
+    except (TypeError, ValueError):  # some settings have no default
+        usual = {field.name: _default(field) for field in fields(config)}
+    usual = {name: _canonical(value) for name, value in usual.items()}
+    given = settings(config)
+    names = sorted(given, key=lambda name: name != "data")
+    return {name: given[name] for name in names if given[name] != usual[name]}
+
+
+def _name_word(name: str, value: Any) -> str:
+    """One setting as a part of a file's name."""
+    if isinstance(value, bool) or value is None:
+        return name if value else f"no_{name}"
+    if isinstance(value, int | float):
+        return f"{name}{value:g}" if isinstance(value, float) else f"{name}{value}"
+    parts = [_last_part(str(part)) for part in (value if isinstance(value, list) else [value])]
+    return "_".join(parts if name == "data" else [name, *parts])[:60]
+
+
+def _last_part(text: str) -> str:
+    """A text as a part of a file's name: of a path or an address its kind and its end.
+
+    What may hold a key (a user's part, a query, a command) is left out.
+    """
+    kind, colon, rest = text.partition(":")
+    if rest.lower().lstrip().startswith("pipe:"):
+        rest = "pipe"
+    path = re.sub(r"[?#].*", "", rest) if "//" in rest else rest if colon else text
+    end = path.rstrip("/").rpartition("/")[2].rpartition("@")[2]
+    end = re.sub(r"\.(tar|csv|ya?ml|safetensors|pt|pth|bin)$", "", end)
+    words = f"{kind}_{end}" if colon and end else end or kind
+    return re.sub(r"[^A-Za-z0-9.+-]+", "_", words).strip("_")
 
 
 def command(script: str, config: DataclassInstance, *, leave_out_defaults: bool = True) -> str:
@@ -189,7 +250,9 @@ def _yaml_items(text: str, source: str | Path) -> Iterator[Item]:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise ValueError(f"{source} is not valid YAML: {error}") from None
+        raise ValueError(f"{source} is not valid YAML: {_one_line(error)}") from None
+    except RecursionError:
+        raise ValueError(f"{source} is nested too deeply: settings are flat lines.") from None
     if not isinstance(root, yaml.MappingNode | None):
         raise ValueError(f"{source}: expected lines such as 'batch_size: 256', not a {root.id}.")
     names: set[str] = set()
@@ -202,6 +265,10 @@ def _yaml_items(text: str, source: str | Path) -> Iterator[Item]:
             raise ValueError(f"{origin}{key.value!r} is set twice: remove one of the lines.")
         names.add(key.value)
         yield key.value, [_as_written(node) for node in nodes], origin
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _as_written(node: yaml.ScalarNode) -> str | None:

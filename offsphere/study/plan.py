@@ -33,8 +33,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from offsphere.config import from_dict, run_name
+from offsphere.config import from_dict
 from offsphere.names import unknown
+from offsphere.record import run_path
 
 PART_KEYS = ("script", "fixed", "grid", "seeds", "arms", "tune", "smoke")
 STUDY_KEYS = ("describe", "metric", *PART_KEYS, "parts")
@@ -77,7 +78,8 @@ class Run:
     @property
     def path(self) -> Path:
         """The run's folder."""
-        return Path(self.config.out) / self.config.study / run_name(self.config)
+        out, study = self.config.out, self.config.study
+        return run_path(self.config, script=self.name, out=out, study=study)
 
 
 @dataclass(frozen=True)

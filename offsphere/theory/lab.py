@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offsphere.command import one_line_errors
-from offsphere.config import parse, run_name, where
-from offsphere.record import RunFolder, atomic_write, open_run
+from offsphere.config import parse, where
+from offsphere.record import RunFolder, atomic_write, open_run, run_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +61,7 @@ def main(
     with one_line_errors(name, "The same command measures it anew."):
         config = parse(config_class, description=description)
         metrics = run(config)
-        _show(metrics, Path(config.out) / (config.study or name) / run_name(config))
+        _show(metrics, run_path(config, script=name, out=config.out, study=config.study))
 
 
 def _save(figure: Figure, name: str, folder: RunFolder) -> None:

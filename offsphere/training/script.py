@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from offsphere.command import is_first_process, one_line_errors
-from offsphere.config import parse, run_name
-from offsphere.record import RunFolder
+from offsphere.config import parse
+from offsphere.record import RunFolder, run_path
 from offsphere.training.settings import TrainSettings
 
 Column = tuple[str, str, str | Callable[[Any], str]]
@@ -27,7 +27,7 @@ def main(
     script = Path(sys.argv[0]).stem
     with one_line_errors(script, "The same command goes on from the last checkpoint."):
         config = parse(config_class, description=description)
-        folder = Path(config.out) / (config.study or script) / run_name(config)
+        folder = run_path(config, script=script, out=config.out, study=config.study)
         if not config.resume and is_first_process():
             _move_aside(folder)
         metrics = run(config)
