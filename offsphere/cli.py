@@ -2,6 +2,7 @@
 
     offsphere study configs/studies/small_batch.yaml    a grid of runs, in parallel, resumable
     offsphere reproduce results/symmetry                rows of a table, made again and compared
+    offsphere data                                      which named data sets are here
     offsphere report                                    one web page of all studies in results/
     offsphere claims                                    each published claim and what we measured
     offsphere audit --model=... --pretrained=...        does magnitude carry information in a model?
@@ -112,6 +113,12 @@ def _reproduce(argv: Sequence[str]) -> None:
     main(argv, SCRIPTS)
 
 
+def _data(argv: Sequence[str]) -> None:
+    from offsphere.sets import main
+
+    main(argv)
+
+
 def _report(argv: Sequence[str]) -> None:
     from offsphere.analysis.report import main
 
@@ -155,6 +162,7 @@ def _doctor(argv: Sequence[str]) -> None:
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "study": _study,
     "reproduce": _reproduce,
+    "data": _data,
     "report": _report,
     "claims": _claims,
     "audit": _audit,

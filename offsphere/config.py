@@ -14,7 +14,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import NoneType
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, g
 
 import yaml
 
+from offsphere.catalog import identity, named
 from offsphere.names import unknown
 
 if TYPE_CHECKING:
@@ -52,6 +53,39 @@ def added(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"added": True})
 
 
+def data_name(default: Any) -> Any:
+    """A field that names data: committed rows call some sets by an old place (see catalog)."""
+    return dataclasses.field(default=default, metadata={"data": True})
+
+
+def keyboard(default: Any) -> Any:
+    """A permission: only the person at the keyboard gives it, as a flag. No file may, no record
+    keeps it, and a run's hash leaves it out."""
+    return dataclasses.field(default=default, metadata={"where": True, "keyboard": True})
+
+
+def data_names(config: DataclassInstance) -> list[str]:
+    """The data that a run's settings name, each once."""
+    values = [getattr(config, f.name) for f in fields(config) if f.metadata.get("data")]
+    every = [x for value in values for x in (value if isinstance(value, tuple) else (value,))]
+    return list(dict.fromkeys(name for name in every if name is not None))
+
+
+def canonical_data(config: DataclassInstance) -> None:
+    """Give data one spelling, for a frozen dataclass to call when it is made."""
+    for field in fields(config):
+        if field.metadata.get("data"):
+            value = _each(named, getattr(config, field.name))
+            object.__setattr__(config, field.name, value)
+
+
+def _each(change: Callable[[str], str], value: Any) -> Any:
+    """A data field's value with each name changed."""
+    if isinstance(value, tuple | list):
+        return type(value)(change(name) for name in value)
+    return value if value is None else change(value)
+
+
 def parse(
     config_class: type[ConfigT],
     argv: Sequence[str] | None = None,
@@ -66,6 +100,7 @@ def parse(
         items = list(_argv_items(argv))
         files = [str(file) for flag, values, _ in items if flag == "--config" for file in values]
         recipes = [item for file in files for item in _yaml_items(_read(file), file)]
+        _refuse_permissions(config_class, recipes)
         flags = [item for item in items if item[0] != "--config"]
         return _build(config_class, recipes + flags, files)
     except (ValueError, OSError) as error:
@@ -79,12 +114,16 @@ def from_dict(config_class: type[ConfigT], mapping: Mapping[str, Any]) -> Config
         text = yaml.safe_dump(dict(mapping))
     except yaml.YAMLError as error:
         raise ValueError(f"Settings must be plain values, lists or null: {error}") from None
-    return _build(config_class, _yaml_items(text, ""))
+    items = list(_yaml_items(text, ""))
+    _refuse_permissions(config_class, items)
+    return _build(config_class, items)
 
 
 def load_yaml(config_class: type[ConfigT], path: str | Path) -> ConfigT:
     """The settings of one YAML file, such as a run's config.yaml."""
-    return _build(config_class, _yaml_items(_read(path), path))
+    items = list(_yaml_items(_read(path), path))
+    _refuse_permissions(config_class, items)
+    return _build(config_class, items)
 
 
 def as_written(path: str | Path) -> dict[str, str]:
@@ -100,21 +139,28 @@ def to_yaml(config: DataclassInstance) -> str:
 
 def to_dict(config: DataclassInstance) -> dict[str, Any]:
     """The settings as plain values that YAML and JSON can write, in field order."""
-    return {field.name: _plain(field.name, getattr(config, field.name)) for field in fields(config)}
+    return {
+        field.name: _plain(field.name, getattr(config, field.name))
+        for field in fields(config)
+        if not field.metadata.get("keyboard")
+    }
 
 
 def settings(config: DataclassInstance) -> dict[str, Any]:
     """The settings that make the run what it is, in one spelling (1.0 is 1).
 
-    No `where` fields, and no `added` fields that have their default.
+    No `where` fields, and no `added` fields that have their default. Data that committed rows call
+    by an old place go by that.
     """
+    data = {field.name for field in fields(config) if field.metadata.get("data")}
     left_out = {
         field.name
         for field in fields(config)
         if field.metadata.get("where")
         or (field.metadata.get("added") and getattr(config, field.name) == _default(field))
     }
-    return {k: _canonical(v) for k, v in to_dict(config).items() if k not in left_out}
+    kept = {k: v for k, v in to_dict(config).items() if k not in left_out}
+    return {k: _each(identity, v) if k in data else _canonical(v) for k, v in kept.items()}
 
 
 def settings_hash(config: DataclassInstance) -> str:
@@ -275,6 +321,22 @@ def _as_written(node: yaml.ScalarNode) -> str | None:
     if node.tag.endswith(":float"):
         return re.sub(r"\.(?=inf|nan)", "", node.value.lower())
     return None if node.tag.endswith(":null") else node.value
+
+
+def _refuse_permissions(config_class: type[DataclassInstance], items: Iterable[Item]) -> None:
+    """Refuse a file or table that gives what only a flag may give; saying no is fine."""
+    asked = {field.name for field in fields(config_class) if field.metadata.get("keyboard")}
+    for name, values, origin in items:
+        if name.removeprefix("--").replace("-", "_") in asked and not _says_no(values):
+            flag = name.removeprefix("--").replace("_", "-")
+            raise ValueError(
+                f"{origin}{name} may not stand in a file or table: it is a permission, which only "
+                f"the flag --{flag} gives. Take it out, and give the flag if you trust the data."
+            )
+
+
+def _says_no(values: Sequence[str | None]) -> bool:
+    return len(values) == 1 and BOOLEANS.get(str(values[0]).lower(), True) is False
 
 
 def _collect(config_class: type[DataclassInstance], items: Iterable[Item]) -> Given:

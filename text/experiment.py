@@ -111,7 +111,10 @@ def train_retrieval(settings: RetrievalSettings) -> dict[str, object]:
     @cache
     def collections() -> list[Collection]:
         names = (settings.data, *settings.eval_data)
-        return [kept_collection(x, on_bad_sample=settings.on_bad_sample) for x in names]
+        return [
+            kept_collection(x, on_bad_sample=settings.on_bad_sample, data_root=settings.data_root)
+            for x in names
+        ]
 
     def describe() -> dict[str, object]:
         own, *others = (collection.describe() for collection in collections())
@@ -247,7 +250,7 @@ def train_sts(settings: StsSettings) -> dict[str, object]:
 
     @cache
     def pairs() -> dict[str, SentencePairs]:
-        return kept_sentences(settings.data, settings.nli, settings.eval_split)
+        return kept_sentences(settings.data, settings.nli, settings.eval_split, settings.data_root)
 
     def describe() -> dict[str, object]:
         return {name: x.describe() for name, x in pairs().items()}

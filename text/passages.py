@@ -21,11 +21,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from offsphere.catalog import KNOWN, resolve
 from offsphere.emoji import cache_directory, hash_share, split_of
 from offsphere.names import unknown
 from offsphere.record import atomic_write
 
 SPLITS = ("train", "validation", "test")
+NAMED = tuple(name for name, known in KNOWN.items() if known.kind == "beir")
 QRELS = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"}
 VALIDATION_SHARE = 0.1
 """Share of a BEIR folder's training queries that validate, if it has no dev.tsv."""
@@ -96,14 +98,16 @@ class Collection:
         }
 
 
-def load_collection(data: str, *, on_bad_sample: str = "error") -> Collection:
+def load_collection(
+    data: str, *, on_bad_sample: str = "error", data_root: str | None = None
+) -> Collection:
     """The collection that a flag such as docstrings or beir:FOLDER names."""
-    kind, _, rest = data.partition(":")
+    kind, _, rest = resolve(data, data_root).partition(":")
     if kind == "docstrings":
         return docstrings(tuple(rest.split(",")) if rest else PACKAGES)
     if kind == "beir" and rest:
         return beir_folder(Path(rest).expanduser(), on_bad_sample=on_bad_sample)
-    raise unknown("data", data, ("docstrings", "docstrings:PACKAGE", "beir:FOLDER"))
+    raise unknown("data", data, ("docstrings", "docstrings:PACKAGE", *NAMED, "beir:FOLDER"))
 
 
 @cache

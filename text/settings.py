@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 
-from offsphere.config import where
+from offsphere.config import data_name, where
 from offsphere.names import check_similarities
 from offsphere.training.settings import TrainSettings
 
@@ -109,9 +109,10 @@ def encoder_line(settings: TextSettings) -> str:
 
 @dataclass(frozen=True)
 class RetrievalSettings(TextSettings):
-    data: str = "docstrings"
-    """docstrings (of installed packages), docstrings:PACKAGE,PACKAGE or beir:FOLDER."""
-    eval_data: tuple[str, ...] = ()
+    data: str = data_name("docstrings")
+    """docstrings (of installed packages), docstrings:PACKAGE,PACKAGE, a name below --data-root
+    (scifact, debian, npl, cisi) or beir:FOLDER."""
+    eval_data: tuple[str, ...] = data_name(())
     """Other collections to measure on, out of domain; written as `data` is."""
     eval_split: Literal["test", "validation"] = "test"
     """What is measured; tune on validation, report test."""
@@ -179,9 +180,9 @@ class RetrievalSettings(TextSettings):
 
 @dataclass(frozen=True)
 class StsSettings(TextSettings):
-    data: str = "emoji"
-    """emoji (pairs of emoji names, scored by their shared keywords: for learning the tool) or
-    stsb:FOLDER with sts-train.csv, sts-dev.csv and sts-test.csv."""
+    data: str = data_name("emoji")
+    """emoji (pairs of emoji names, scored by their shared keywords: for learning the tool), stsb
+    (below --data-root) or stsb:FOLDER with sts-train.csv, sts-dev.csv and sts-test.csv."""
     nli: str | None = None
     """AllNLI.tsv or .tsv.gz of sentence-transformers, added to the training pairs with the scores
     1 (entailment), 0.5 (neutral) and 0 (contradiction)."""

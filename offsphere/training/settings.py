@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from offsphere.config import where
+from offsphere.config import canonical_data, where
 from offsphere.names import LARGEST_SCALE, parse_cell
 
 DEFAULT_SAMPLES = 120_000
@@ -85,6 +85,9 @@ class TrainSettings:
     """Processes that prepare batches; 0 prepares them in this one."""
     checkpoint_every: int = where(200)
     """Steps between checkpoints."""
+    data_root: str | None = where(None)
+    """Where data with a name lie (cifar10-shards, flickr8k-128, scifact ...: docs/data.md);
+    default: OFFSPHERE_DATA, else the user's cache."""
     resume: bool = where(True)
     """Go on with a run that was cut. --no-resume moves its folder aside and starts anew."""
     loggers: tuple[Literal["tensorboard", "wandb"], ...] = where(())
@@ -93,6 +96,7 @@ class TrainSettings:
     """Show a progress bar on a terminal."""
 
     def __post_init__(self) -> None:
+        canonical_data(self)
         object.__setattr__(self, "cell", canonical_cell(self.cell))
         if self.eval_cell is not None:
             object.__setattr__(self, "eval_cell", canonical_eval_cell(self.eval_cell))
