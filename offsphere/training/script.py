@@ -10,6 +10,7 @@ from typing import Any
 
 from offsphere.command import is_first_process, one_line_errors
 from offsphere.config import parse
+from offsphere.needs import refuse_missing
 from offsphere.record import RunFolder, run_path
 from offsphere.training.settings import TrainSettings
 
@@ -28,6 +29,8 @@ def main(
     with one_line_errors(script, "The same command goes on from the last checkpoint."):
         config = parse(config_class, description=description)
         folder = run_path(config, script=script, out=config.out, study=config.study)
+        if not (config.resume and RunFolder(folder).state == "finished"):
+            refuse_missing([config])
         if not config.resume and is_first_process():
             _move_aside(folder)
         metrics = run(config)
