@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from offsphere.catalog import KNOWN
 from offsphere.config import data_name, keyboard, where
+from offsphere.share import CONFIGS
 from offsphere.training.settings import TrainSettings, check_setting
 
-MODELS = Path(__file__).parents[1] / "configs" / "models"
+MODELS = CONFIGS / "models"
 """The open_clip model configurations that come with the project."""
 DIRECTIONS = {
     "both": "both",
