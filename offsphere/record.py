@@ -88,7 +88,12 @@ class RunFolder(AbstractContextManager):
         """Every complete row of steps.jsonl; a half-written last line is not one."""
         file = self.path / "steps.jsonl"
         lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
-        return [_from_json(line, f"{file}, line {i}") for i, line in enumerate(lines, 1)]
+        rows = [_from_json(line, f"{file}, line {i}") for i, line in enumerate(lines, 1)]
+        for i, row in enumerate(rows, 1):
+            step = row.get("step") if isinstance(row, dict) else None
+            if not isinstance(step, int) or abs(step) >= 2**63:
+                raise ValueError(f"{file}, line {i} is damaged: expected a row with its 'step'.")
+        return rows
 
     def finish(self, metrics: dict[str, Any]) -> None:
         """Write metrics.json with `run/status` finished."""
@@ -131,7 +136,10 @@ class RunFolder(AbstractContextManager):
 
     def _read(self, name: str) -> dict[str, Any]:
         file = self.path / name
-        return _from_json(file.read_bytes(), str(file)) if file.exists() else {}
+        found = _from_json(file.read_bytes(), str(file)) if file.exists() else {}
+        if not isinstance(found, dict):
+            raise ValueError(f"{file} is damaged: expected names and values, got {found!r:.40}.")
+        return found
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         write_json(self.path / name, content)
@@ -356,7 +364,7 @@ def _from_json(text: str | bytes, source: str) -> dict[str, Any]:
 
     try:
         return json.loads(text, object_hook=revive)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{source} is damaged, it is not JSON: {error}") from None
 
 

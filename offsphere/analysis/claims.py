@@ -29,6 +29,8 @@ from xml.etree import ElementTree
 import numpy as np
 import yaml
 
+from offsphere.analysis.exact import check_may_run, read_record
+from offsphere.analysis.foreign import is_number
 from offsphere.analysis.pictures import figures_by_claim
 from offsphere.analysis.stats import (
     EXPECTATIONS,
@@ -43,11 +45,13 @@ from offsphere.analysis.tables import NO_FLOOR, AtFloor, at_floor, runs_table
 from offsphere.config import parse
 from offsphere.names import unknown
 from offsphere.record import write_json
+from offsphere.share import CONFIGS
 
 if TYPE_CHECKING:
     import pandas as pd
 
 ROOT = Path(__file__).resolve().parents[2]
+OWN = CONFIGS / "claims.yaml"
 KINDS = ("exact", "primary", "descriptive")
 PROTOCOLS = ("replication", "small-scale re-test")
 MOST_PRIMARIES = 10
@@ -117,12 +121,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class BoardSettings:
-    claims: str = str(ROOT / "configs" / "claims.yaml")
+    claims: str = str(OWN)
     """The file of claims."""
     results: str = "results"
     """Where the studies' folders are."""
     run_tests: bool = False
     """Run the tests of the exact claims and record their outcome in results/exact.json."""
+    foreign_tests: bool = False
+    """Let --run-tests run the tests, which are programs, of somebody else's file of claims."""
     json: bool = False
     """Print JSON instead of lines."""
 
@@ -135,8 +141,8 @@ def load_claims(path: str | Path) -> list[Claim]:
     """The claims of a file, checked."""
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(content, list) or not content:
         raise ValueError(f"{path}: expected a list of claims, each starting with '- id: ...'.")
     claims = []
@@ -161,7 +167,7 @@ def load_claims(path: str | Path) -> list[Claim]:
 def evaluate_claims(claims: Sequence[Claim], results_root: str | Path) -> list[Verdict]:
     """The verdict on every claim, in the order given."""
     root = Path(results_root)
-    recorded = _recorded(root / EXACT)
+    recorded = read_record(root / EXACT)
     tables: dict[str, pd.DataFrame] = {}
     lines = []
     for claim in claims:
@@ -194,7 +200,13 @@ def measure(claim: Claim, runs: pd.DataFrame) -> Estimate:
 def run_tests(claims: Sequence[Claim], results_root: str | Path) -> None:
     """Run the tests of the exact claims and record how each claim fared."""
     exact = [claim for claim in claims if claim.kind == "exact"]
-    wanted = sorted({node for claim in exact for node in claim.tests if names_a_test(node)})
+    named = {node for claim in exact for node in claim.tests}
+    wanted = sorted(node for node in named if names_a_test(node))
+    if named and not wanted:
+        raise ValueError(
+            f"None of the {len(named)} tests is in {ROOT}: they are part of the repository, not of "
+            "the installed package. Use a checkout with `pip install -e .`."
+        )
     outcomes = _pytest(wanted) if wanted else {}
     now = datetime.now(UTC).isoformat(timespec="seconds")
     record = {}
@@ -259,6 +271,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         claims = load_claims(settings.claims)
         if settings.run_tests:
+            if not settings.foreign_tests:
+                tests = {node for claim in claims for node in claim.tests}
+                check_may_run(settings.claims, OWN, tests)
             run_tests(claims, settings.results)
         elif not Path(settings.results).is_dir():
             raise ValueError(
@@ -444,6 +459,8 @@ def _equals(series: pd.Series, value: Any) -> np.ndarray:
 def _arm(claim: Claim, rows: pd.DataFrame) -> dict[tuple[Any, ...], float]:
     """The metric per pairing key; a key with two runs is an error that names what differs."""
     rows = rows.drop_duplicates("run")
+    if (gaps := [c for c in claim.by if _column(rows, c).isna().any()]) and len(rows):
+        raise Unmatched(f"a run has no {gaps[0]!r}, by which runs are paired")
     keys = list(zip(*(_column(rows, column) for column in claim.by), strict=True))
     if doubled := sorted({key for key in keys if keys.count(key) > 1}):
         twins = rows.loc[[key == doubled[0] for key in keys]]
@@ -461,7 +478,10 @@ def _metric(claim: Claim, rows: pd.DataFrame) -> np.ndarray:
     """The claim's metric per row, or the difference of two metrics of the same run."""
     total = np.zeros(len(rows))
     for name, sign in zip(str(claim.metric).split(" - "), (1.0, -1.0), strict=False):
-        values = _column(rows, name.strip()).to_numpy(dtype=float, na_value=np.nan)
+        column = _column(rows, name.strip())
+        if not all(is_number(value) for value in column.dropna()):
+            raise Unmatched(f"the column {name.strip()!r} holds no numbers")
+        values = column.to_numpy(dtype=float, na_value=np.nan)
         if claim.transform == "log":
             if (values <= 0).any():
                 raise Unmatched(f"{name} is 0 or less in a run, so it has no logarithm")
@@ -525,14 +545,6 @@ def _p_values(claim: Claim, measured: Estimate) -> tuple[float, float | None]:
     if claim.expect is None:
         raise ValueError(f"{claim.id} has no expectation.")
     return claim_p_values(measured, claim.expect, claim.margin)
-
-
-def _recorded(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}. Run offsphere claims --run-tests.") from None
-    return content if isinstance(content, dict) else {}
 
 
 def _exact_verdict(claim: Claim, recorded: Mapping[str, Any]) -> Verdict:

@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offsphere.analysis.claims import Claim, evaluate_claims, load_claims
-from offsphere.analysis.digest import ROOT, Study, compare_with_cosine, read_study
+from offsphere.analysis.digest import Study, compare_with_cosine, read_study
 from offsphere.analysis.panels import Panel, file_name
 from offsphere.analysis.tables import RUNS, export, run_folders
 from offsphere.record import atomic_write
+from offsphere.share import CONFIGS
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PAGE = "report.html"
-CLAIMS = ROOT / "configs" / "claims.yaml"
+CLAIMS = CONFIGS / "claims.yaml"
 FORMS = {"csv": "csv", "markdown": "md", "latex": "tex"}
 
 
