@@ -89,9 +89,13 @@ def run(config: Config) -> Path:
     return out
 
 
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Flags in, a folder out."""
     with one_line_errors("offsphere export", "Nothing was written."):
         config = parse(Config, argv, description=__doc__)
         out = run(config)
         print(f"{out}: {CONFIG}, {WEIGHTS}; open_clip.create_model('local-dir:{out}') loads it.")
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,7 @@
     offsphere shards make --source=... --out=...        tar shards and their manifest
     offsphere doctor train_simclr --norm=group          are ranks, micro-batches, resumes exact?
 
-`offsphere COMMAND --help` says more.
+`offsphere COMMAND --help` says more; `offsphere --version` says which one this is.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+import offsphere
 from offsphere.command import one_line_errors
 from offsphere.names import unknown
 
@@ -183,6 +184,9 @@ def _main(argv: Sequence[str]) -> None:
     if not argv or argv[0] in ("-h", "--help"):
         print((__doc__ or "").strip())
         raise SystemExit(0 if argv else 2)
+    if argv[0] == "--version":
+        print(f"offsphere {offsphere.__version__}")
+        return
     if argv[0] not in COMMANDS:
         print(f"offsphere: error: {unknown('command', argv[0], COMMANDS)}", file=sys.stderr)
         raise SystemExit(2)

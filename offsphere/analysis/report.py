@@ -164,3 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--date", help="the date on the page; default: today")
     parser.add_argument("--no-figures", action="store_true", help="only the page and the tables")
     return parser
+
+
+if __name__ == "__main__":
+    main()
