@@ -29,8 +29,7 @@ from xml.etree import ElementTree
 import numpy as np
 import yaml
 
-from offsphere.analysis.exact import check_may_run, read_record
-from offsphere.analysis.foreign import is_number
+from offsphere.analysis.foreign import check_may_run, is_number, read_exact
 from offsphere.analysis.pictures import figures_by_claim
 from offsphere.analysis.stats import (
     EXPECTATIONS,
@@ -167,7 +166,7 @@ def load_claims(path: str | Path) -> list[Claim]:
 def evaluate_claims(claims: Sequence[Claim], results_root: str | Path) -> list[Verdict]:
     """The verdict on every claim, in the order given."""
     root = Path(results_root)
-    recorded = read_record(root / EXACT)
+    recorded = read_exact(root / EXACT)
     tables: dict[str, pd.DataFrame] = {}
     lines = []
     for claim in claims:

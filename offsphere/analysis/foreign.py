@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,17 @@ MEASURED = ("test/", "train/", "untrained/")
 """Beginnings of the columns that are numbers in every run."""
 WHOLE = 2**63
 """Whole numbers of a table stay below it in size."""
+EXACT_VERDICTS = ("verified", "proved", "failed", "not run")
+EXACT_PARTS: dict[str, type] = {
+    "verdict": str,
+    "tests": list,
+    "passed": int,
+    "failed": list,
+    "missing": list,
+    "when": str,
+}
+REMEDY = "Run offsphere claims --run-tests"
+SHOWN = 3
 
 
 def check_row(row: Mapping[Any, Any], source: str) -> None:
@@ -84,6 +95,34 @@ def tuning_choices(path: Path) -> list[dict[str, Any]]:
     return choices
 
 
+def read_exact(path: Path) -> dict[str, dict[str, Any]]:
+    """What was recorded about each claim, by its id; nothing if there is no file."""
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}. {REMEDY}.") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected claims by their ids, got {short(content)}. {REMEDY}.")
+    for name, entry in content.items():
+        if problem := _exact_problem(entry):
+            raise ValueError(f"{path}, claim {short(name)}: {problem}. {REMEDY}.")
+    return content
+
+
+def check_may_run(claims: str | Path, own: Path, tests: Collection[str]) -> None:
+    """Refuse to run tests that somebody else's file of claims names."""
+    if Path(claims).resolve() == own.resolve():
+        return
+    named = ", ".join(sorted(tests)[:SHOWN]) + (", ..." if len(tests) > SHOWN else "")
+    raise ValueError(
+        f"{claims} is not this repository's own file of claims ({own.resolve()}), and --run-tests "
+        f"would run the {len(tests)} tests that it names: {named or 'none'}. Read them first; "
+        "--foreign-tests then runs them."
+    )
+
+
 def is_whole(value: Any) -> bool:
     """Whether a value is a whole number of a size that a table can hold."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -108,3 +147,20 @@ def short(value: Any) -> str:
 
 def _all(values: Any, kind: type) -> bool:
     return isinstance(values, list) and all(isinstance(value, kind) for value in values)
+
+
+def _exact_problem(entry: Any) -> str | None:
+    """What is wrong with one claim's record, if anything."""
+    if not isinstance(entry, dict):
+        return f"expected {', '.join(EXACT_PARTS)}, got {short(entry)}"
+    for name, kind in EXACT_PARTS.items():
+        value = entry.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            return f"{name!r} must be a {kind.__name__}, got {short(value)}"
+        if isinstance(value, list) and not all(isinstance(item, str) for item in value):
+            return f"{name!r} must hold texts, got {short(value)}"
+    if entry["verdict"] not in EXACT_VERDICTS:
+        return (
+            f"'verdict' must be one of {', '.join(EXACT_VERDICTS)}, got {short(entry['verdict'])}"
+        )
+    return None
