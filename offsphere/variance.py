@@ -18,29 +18,62 @@ if TYPE_CHECKING:
 
 
 def negative_variance(
-    u: Float[Tensor, "m d"], v: Float[Tensor, "k d"], population: int, *, paired: bool = True
+    u: Float[Tensor, "m d"],
+    v: Float[Tensor, "k d"],
+    population: int,
+    *,
+    paired: bool = True,
+    group: int | None = None,
 ) -> Float[Tensor, ""]:
     """Mean over negatives of (u_i . v_j + 1/(population - 1))**2 (VRNS, Def. 5.7).
 
     `population` is the size of the training set. Row i of `u` and row i of `v` are a positive pair
     and left out, unless `paired=False` (a queue). For the within-view form pass one view twice.
+    `group` is as in `mean_square`.
     """
     if population < 2:
         raise ValueError(
             f"Expected a population of at least 2, got {population}. Pass the number of training "
             "instances, not the batch size."
         )
-    return mean_square(u, v, 1.0 / (population - 1), paired=paired)
+    return mean_square(u, v, 1.0 / (population - 1), paired=paired, group=group)
 
 
 def mean_square(
-    u: Float[Tensor, "m d"], v: Float[Tensor, "k d"], shift: float = 0.0, *, paired: bool = True
+    u: Float[Tensor, "m d"],
+    v: Float[Tensor, "k d"],
+    shift: float = 0.0,
+    *,
+    paired: bool = True,
+    group: int | None = None,
 ) -> Float[Tensor, ""]:
-    """Mean over negatives of (u_i . v_j + shift)**2."""
+    """Mean over negatives of (u_i . v_j + shift)**2.
+
+    With `group` only rows of the same group of so many, in order, are each other's negatives.
+    """
     _check(u, v, paired)
     u, v = (x.float() if x.dtype in (torch.float16, torch.bfloat16) else x for x in (u, v))
+    if group is not None and group != len(u):
+        return _mean_square_in_groups(u, v, shift, group, paired)
     method = _FromProduct if max(len(u), len(v)) < 2 * u.shape[1] else _FromGrams
     return method.apply(u, v, shift, paired)  # pyright: ignore
+
+
+def _mean_square_in_groups(u: Tensor, v: Tensor, shift: float, group: int, paired: bool) -> Tensor:
+    """All groups at once while a group's scores are few; large groups one after the other."""
+    if not paired or group < 2 or len(u) % group:
+        raise ValueError(
+            f"Expected aligned pairs in groups of at least 2 that fill the batch, got {len(u)} and "
+            f"{len(v)} rows in groups of {group}. Use a size that divides the batch."
+        )
+    u, v = u.unflatten(0, (-1, group)), v.unflatten(0, (-1, group))
+    if group >= 2 * u.shape[-1]:
+        values = [mean_square(a, b, shift) for a, b in zip(u, v, strict=True)]
+        return torch.stack(values).mean()
+    with torch.autocast(u.device.type, enabled=False):
+        squares = (u @ v.mT + shift).square()
+        negatives = squares.sum() - squares.diagonal(dim1=-2, dim2=-1).sum()
+    return negatives / (len(u) * group * (group - 1))
 
 
 @torch.no_grad()

@@ -166,6 +166,11 @@ class RetrievalSettings(TextSettings):
         check_similarities(self.similarities)
         if self.hard_negatives < 0:
             raise ValueError(f"--hard-negatives must be at least 0, got {self.hard_negatives}.")
+        if self.hard_negatives and self.negatives is not None:
+            raise ValueError(
+                f"--hard-negatives={self.hard_negatives} does not go with "
+                f"--negatives={self.negatives}: every query sees the hard negatives of all."
+            )
         if self.reader_passages < 1:
             raise ValueError(f"--reader-passages must be above 0, got {self.reader_passages}.")
         if self.reader is not None and find_spec("transformers") is None:
@@ -210,6 +215,7 @@ class StsSettings(TextSettings):
             "variance_weight": 0.0,
             "variance_on": "cosine",
             "batch_mean_norm": False,
+            "negatives": None,
         }
         for name, default in unused.items():
             if getattr(self, name) != default:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from offsphere.config import canonical_data, where
+from offsphere.config import added, canonical_data, where
 from offsphere.names import LARGEST_SCALE, parse_cell
 
 DEFAULT_SAMPLES = 120_000
@@ -39,6 +39,9 @@ class TrainSettings:
     """Weight of the penalty on the spread of embedding norms (norm-sensitive training)."""
     batch_size: int = 256
     """Samples per step (images, not views)."""
+    negatives: int | None = added(None)
+    """Contrast within groups of this many of the batch's samples, which must divide it; default:
+    the whole batch is one group. Steps, gradient noise and batch-norm stay those of the batch."""
     samples: int | None = None
     """Budget in samples seen (images, not views). Without it and epochs: 120,000."""
     epochs: float | None = None
@@ -118,6 +121,10 @@ class TrainSettings:
         check_setting(
             self, "microbatch", "at least 1", self.microbatch is None or self.microbatch >= 1
         )
+        if self.negatives is not None:
+            good = self.negatives >= 2 and self.batch_size % self.negatives == 0
+            expected = f"at least 2 and a divisor of --batch-size={self.batch_size}"
+            check_setting(self, "negatives", expected, good)
         if self.samples is not None and self.epochs is not None:
             raise ValueError("Give the budget as --samples or as --epochs, not both.")
         check_setting(self, "warmup", "a share between 0 and 1", 0 <= self.warmup <= 1)
