@@ -19,7 +19,7 @@ from offsphere.names import (
     VIEW_LOSSES,
     unknown,
 )
-from offsphere.variance import negative_variance
+from offsphere.variance import negative_variance, spread_out
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -39,8 +39,10 @@ class Objective(nn.Module):
     `within_view` adds each side's own other rows as negatives (info_nce and siglip).
     `batch_mean_norm` first divides each side by the batch's mean norm: a control arm, in which
     norms still differ within a batch but their overall scale cannot act as a temperature.
+    `gor_weight` adds GOR (`variance.spread_out`), the variance term's deployed rival: each side
+    spread out by itself, the mean of both; with a queue, queries against the queue.
     `negatives` divides the batch, by the order of its rows, into groups of so many: a row meets
-    only its own group, in the loss, the variance term and the calibration. So the number of
+    only its own group, in the loss, both terms and the calibration. So the number of
     negatives is a treatment apart from the batch size, on which noise and batch-norm depend.
     """
 
@@ -60,6 +62,7 @@ class Objective(nn.Module):
         batch_mean_norm: bool = False,
         variance_weight: float = 0.0,
         variance_on: str = "cosine",
+        gor_weight: float = 0.0,
         negatives: int | None = None,
     ) -> None:
         super().__init__()
@@ -71,7 +74,7 @@ class Objective(nn.Module):
         ):
             if got not in expected:
                 raise unknown(what, got, expected)
-        _check_numbers(population, temperature, learnable_temperature, variance_weight)
+        _check_numbers(population, temperature, learnable_temperature, variance_weight, gor_weight)
         if within_view and loss not in ("info_nce", "siglip"):
             raise ValueError(
                 f"Expected within_view with info_nce or siglip, got {loss}: nt_xent, dcl and dhel "
@@ -91,6 +94,7 @@ class Objective(nn.Module):
         self.batch_mean_norm = batch_mean_norm
         self.variance_weight = variance_weight
         self.variance_on = variance_on
+        self.gor_weight = gor_weight
         log_scale = torch.tensor(-math.log(temperature))
         if learnable_temperature:
             self.log_scale = nn.Parameter(log_scale)
@@ -140,7 +144,18 @@ class Objective(nn.Module):
         total = (
             contrastive + self.variance_weight * variance if self.variance_weight else contrastive
         )
-        return {"loss": total, "contrastive": contrastive, "variance": variance}
+        named = {"loss": total, "contrastive": contrastive, "variance": variance}
+        if self.gor_weight:
+            named["gor"] = self._gor(left, right, queue, group)
+            named["loss"] = total + self.gor_weight * named["gor"]
+        return named
+
+    def _gor(self, left: Tensor, right: Tensor, queue: Tensor | None, group: int | None) -> Tensor:
+        """GOR on cosines, whatever the cell."""
+        u, v = (shrink(x, 1.0) for x in (left, right if queue is None else queue))
+        if queue is not None:
+            return spread_out(u, v, paired=False)
+        return (spread_out(u, u, group=group) + spread_out(v, v, group=group)) / 2
 
     def _group(self, rows: int, hard_negatives: Tensor | None) -> int | None:
         """The rows of a group; None if the whole batch is one."""
@@ -265,7 +280,9 @@ def _forget_calibration(objective: Objective, _keys: object) -> None:
     objective._calibrated = False
 
 
-def _check_numbers(population: int, temperature: float, learnable: bool, weight: float) -> None:
+def _check_numbers(
+    population: int, temperature: float, learnable: bool, variance_weight: float, gor_weight: float
+) -> None:
     if population < 2:
         raise ValueError(
             f"Expected a population of at least 2, got {population}. Pass the training-set size."
@@ -279,5 +296,6 @@ def _check_numbers(population: int, temperature: float, learnable: bool, weight:
             f"Expected a learnable temperature to start in [{1 / LARGEST_SCALE:g}, 1], "
             f"got {temperature}. Choose one in range, or keep it fixed."
         )
-    if not 0 <= weight < math.inf:
-        raise ValueError(f"Expected a variance_weight of at least 0, got {weight}.")
+    for name, weight in (("variance_weight", variance_weight), ("gor_weight", gor_weight)):
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"Expected a {name} of at least 0, got {weight}.")

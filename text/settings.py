@@ -215,6 +215,7 @@ class StsSettings(TextSettings):
             "variance_weight": 0.0,
             "variance_on": "cosine",
             "batch_mean_norm": False,
+            "gor_weight": 0.0,
             "negatives": None,
         }
         for name, default in unused.items():

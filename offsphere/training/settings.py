@@ -35,6 +35,8 @@ class TrainSettings:
     """Weight of the negative-similarity variance term."""
     variance_on: Literal["cosine", "score"] = "cosine"
     """Whether the variance term sees cosines or the cell's own scores over the ratio."""
+    gor_weight: float = added(0.0)
+    """Weight of GOR, the "spread-out" term (global orthogonal regularisation), on cosines."""
     norm_penalty: float = 0.0
     """Weight of the penalty on the spread of embedding norms (norm-sensitive training)."""
     batch_size: int = 256
@@ -111,7 +113,10 @@ class TrainSettings:
             check_setting(self, "temperature", expected, least <= self.temperature <= 1)
         for name in ("lr", "threads", "log_every", "checkpoint_every", "devices", "nodes"):
             check_setting(self, name, "above 0", 0 < getattr(self, name) < math.inf)
-        for name in ("variance_weight", "norm_penalty", "weight_decay", "clip", "exponent_lr"):
+        for name in (
+            *("variance_weight", "gor_weight", "norm_penalty"),
+            *("weight_decay", "clip", "exponent_lr"),
+        ):
             check_setting(self, name, "at least 0", 0 <= getattr(self, name) < math.inf)
         for name in ("eval_every", "workers", "seed"):
             check_setting(self, name, "at least 0", getattr(self, name) >= 0)

@@ -18,7 +18,7 @@ from offsphere.training.settings import TrainSettings
 from text.settings import RetrievalSettings, StsSettings
 from vision.train_moco import Config as MocoConfig
 
-POPULATION, TEMPERATURE, WEIGHT = 50, 0.3, 4.0
+POPULATION, TEMPERATURE, WEIGHT, GOR = 50, 0.3, 4.0, 2.5
 VARIANTS = (
     *((loss, {}) for loss in (*PAIR_LOSSES, *VIEW_LOSSES)),
     ("info_nce", {"direction": "left_to_right"}),
@@ -97,6 +97,16 @@ def variance(cell, left, right, ratio, on):
     return shifted[~torch.eye(len(left), dtype=torch.bool)].mean()
 
 
+def gor(left, right):
+    """Each side's own off-diagonal cosines: the mean's square, and what is above 1/d."""
+    values = []
+    for x in (shrink(left, 1.0), shrink(right, 1.0)):
+        cosines = (x @ x.T)[~torch.eye(len(x), dtype=torch.bool)]
+        excess = (cosines**2).mean() - 1 / x.shape[1]
+        values.append(cosines.mean() ** 2 + (excess if excess > 0 else 0 * excess))
+    return (values[0] + values[1]) / 2
+
+
 def spread(cell, loss, left, right):
     """Mean standard deviation of a row's and of a column's negatives in one group."""
     k = len(left)
@@ -117,7 +127,7 @@ def gradients(value, of):
 
 def check_equals_the_loop(cell, loss, n, k, d=6, **more):
     left, right = (x.requires_grad_() for x in sides(n, d))
-    made = objective(cell, loss, negatives=k, variance_weight=WEIGHT, **more)
+    made = objective(cell, loss, negatives=k, variance_weight=WEIGHT, gor_weight=GOR, **more)
     got = made(left, right)
     groups = list(zip(left.split(k), right.split(k), strict=True))
     with torch.no_grad():
@@ -131,7 +141,8 @@ def check_equals_the_loop(cell, loss, n, k, d=6, **more):
     on = more.get("variance_on", "cosine")
     terms = [variance(made.cell, *group, made.ratio, on) for group in groups]
     want = {"contrastive": torch.stack(parts).mean(), "variance": torch.stack(terms).mean()}
-    want["loss"] = want["contrastive"] + WEIGHT * want["variance"]
+    want["gor"] = torch.stack([gor(*group) for group in groups]).mean()
+    want["loss"] = want["contrastive"] + WEIGHT * want["variance"] + GOR * want["gor"]
     inputs = [left, right, *made.parameters()]
     for name, value in want.items():
         torch.testing.assert_close(got[name], value, rtol=1e-10, atol=1e-12)
@@ -161,7 +172,7 @@ def test_groups_of_more_rows_than_twice_the_width(k, d):
 def test_large_groups_are_streamed_and_equal_the_whole_loss_of_each(loss, more, k):
     """Beyond 64 rows groups follow one another: each is the plain objective of its own rows."""
     left, right = (x.requires_grad_() for x in sides(2 * k))
-    common = {"scale": "fixed", "variance_weight": WEIGHT, **more}
+    common = {"scale": "fixed", "variance_weight": WEIGHT, "gor_weight": GOR, **more}
     got = objective("qnorm", loss, negatives=k, **common)(left, right)["loss"]
     plain = objective("qnorm", loss, **common)
     groups = zip(left.split(k), right.split(k), strict=True)
@@ -178,7 +189,7 @@ def test_one_group_is_the_plain_loss_bit_for_bit(cell, loss, more):
     left, right = (x.float() for x in sides(20))
     results = []
     for k in (None, 20):
-        made = objective(cell, loss, negatives=k, variance_weight=WEIGHT, **more).float()
+        made = objective(cell, loss, negatives=k, gor_weight=GOR, **more).float()
         a, b = left.clone().requires_grad_(), right.clone().requires_grad_()
         named = made(a, b)
         results.append((*named.values(), *gradients(named["loss"], [a, b])))
