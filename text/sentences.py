@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ from offsphere.emoji import Emoji, hash_share, load_emoji
 from offsphere.names import unknown
 from offsphere.training.settings import TrainSettings
 from offsphere.training.streams import batch_indices
+
+if TYPE_CHECKING:
+    from text.inputs import Rows
 
 STSB_FILES = {"train": "sts-train.csv", "validation": "sts-dev.csv", "test": "sts-test.csv"}
 STSB_LARGEST = 5.0
@@ -52,8 +56,8 @@ class SentenceBatches(Dataset):
 
     def __init__(
         self,
-        left: Tensor,
-        right: Tensor,
+        left: Rows,
+        right: Rows,
         score: Tensor,
         settings: TrainSettings,
         trim: Callable[[Tensor], Tensor],
