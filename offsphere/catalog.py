@@ -166,6 +166,12 @@ def identity(data: str) -> str:
     return COMMITTED.get(data, data)
 
 
+def kind_of(data: str) -> str:
+    """How a lane reads these data: what stands before the colon, or what the name stands for."""
+    known = KNOWN.get(named(data))
+    return data.partition(":")[0] if known is None else known.kind
+
+
 def data_root(given: str | Path | None = None) -> Path:
     """The folder of named data on this machine: the flag's, OFFSPHERE_DATA, the user's cache."""
     chosen = given or os.environ.get(ROOT_VARIABLE)

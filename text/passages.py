@@ -28,7 +28,7 @@ from offsphere.names import unknown
 from offsphere.record import atomic_write
 
 SPLITS = ("train", "validation", "test")
-NAMED = tuple(name for name, known in KNOWN.items() if known.kind == "beir")
+NAMED = tuple(name for name, known in KNOWN.items() if known.kind in ("beir", "captions"))
 QRELS = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"}
 VALIDATION_SHARE = 0.1
 """Share of a BEIR folder's training queries that validate, if it has no dev.tsv."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 
+from offsphere.catalog import kind_of
 from offsphere.config import added, data_name, where
 from offsphere.names import check_similarities
 from offsphere.training.settings import TrainSettings
@@ -229,9 +230,10 @@ class RetrievalSettings(TextSettings):
         super().__post_init__()
         if self.epochs is None:
             self._resolve("samples", None, 60_000)
-        if self.data.startswith("captions:"):
+        captions = kind_of(self.data) == "captions"
+        if captions:
             self._resolve("task", "query", "captions")
-        if (self.task == "captions") != self.data.startswith("captions:"):
+        if (self.task == "captions") != captions:
             raise ValueError(
                 f"--task={self.task} does not go with --data={self.data}: the task `captions` and "
                 "the data captions:FOLDER need each other."
