@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, g
 
 import yaml
 
+from offsphere.addresses import keep_secret, public
 from offsphere.catalog import identity, named
 from offsphere.names import unknown
 
@@ -255,11 +256,11 @@ def _flag_words(flag: str, value: Any) -> list[str]:
 def _plain(name: str, value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(name, item) for item in value]
-    for plain in (bool, int, float, str):
+    for plain in (bool, int, float):
         if isinstance(value, plain):
             return plain(value)
-    if value is None or isinstance(value, Path):
-        return value and str(value)
+    if value is None or isinstance(value, str | Path):
+        return None if value is None else public(str(value))
     raise ValueError(f"{name} is a {type(value).__name__}: settings are plain values or tuples.")
 
 
@@ -367,7 +368,7 @@ def _spell(label: str, value: str | None, leaves: Sequence[Any]) -> str:
     """One value as tyro spells it; what tyro would misread or explain badly is an error here."""
     choices = [leaf for leaf in leaves if isinstance(leaf, str)]
     if value is not None and (str in leaves or value in choices):
-        return value
+        return keep_secret(value)
     if value is None or value.lower() in ("none", "null"):
         if NoneType not in leaves:
             raise ValueError(f"{label} cannot be null: leave it out to take its default.")

@@ -33,6 +33,7 @@ except ImportError:  # the first thing that a script or `offsphere` imports and 
     ) from None
 
 import offsphere
+from offsphere.addresses import public
 from offsphere.config import (
     as_written,
     load_yaml,
@@ -395,5 +396,5 @@ def _cpu() -> str:
 
 
 def _without_folders(word: str) -> str:
-    """A command-line word with the folders of absolute paths left out."""
-    return re.sub(r"(?<![\w.~/-])/(?:[^/\s,:=]+/)+", ".../", word)
+    """A command-line word with the folders of absolute paths, and addresses' secrets, left out."""
+    return re.sub(r"(?<![\w.~/-])/(?:[^/\s,:=]+/)+", ".../", public(word))
