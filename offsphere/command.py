@@ -14,6 +14,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn, TextIO
 
+from offsphere.addresses import public
+from offsphere.workers import loss_in_words
+
 NOBODY_LISTENS = 141
 """The exit code of a command whose reader has gone: 128 + SIGPIPE, as a shell reports it."""
 MEMORY_HINT = (
@@ -38,7 +41,8 @@ def one_line_errors(name: str, if_interrupted: str) -> Iterator[None]:
     lost = None
     try:
         try:
-            yield
+            with loss_in_words():
+                yield
         finally:
             lost = _flush()  # a reader that has gone is met here, not at the interpreter's end
     except Stopped as stop:
@@ -101,7 +105,7 @@ def say(line: str) -> None:
 
 def _end(message: str, code: int) -> NoReturn:
     with suppress(OSError):  # met again by the flush
-        print(message, file=sys.stderr)
+        print(public(message), file=sys.stderr)
     _flush()
     raise SystemExit(code)
 

@@ -27,6 +27,7 @@ from offsphere.training.loop import Diverged, Interrupted, Method, Streamed, fit
 from offsphere.training.plots import plot_run
 from offsphere.training.ranks import Ranks, connected
 from offsphere.training.settings import TrainSettings, steps_of
+from offsphere.workers import loss_in_words
 
 Tensors = dict[str, Tensor]
 SettingsT = TypeVar("SettingsT", bound=TrainSettings)
@@ -78,7 +79,7 @@ def train_run(
             describe()
             built.append(build(RunFolder(folder)))
         return {}
-    with connected(settings, script) as ranks, ExitStack() as stack:
+    with loss_in_words(), connected(settings, script) as ranks, ExitStack() as stack:
         torch.set_num_threads(settings.threads)
         folder, ended = _open(settings, script, ranks, stack)
         if ended is not None:
