@@ -6,8 +6,7 @@ import functools
 import hashlib
 import json
 import logging
-import pickle
-import struct
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from crossmodal.captions import EMOJI_STYLES
 from crossmodal.settings import MODELS
 from offsphere.encoders.clip import registered_name
+from offsphere.encoders.weights import ignore_pickle_warnings, why
 from offsphere.evaluation.retrieval import Exponents
 from offsphere.names import unknown
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 EMOJI_CLASSES = ("group", "subgroup")
 TEXTS_AT_ONCE = 256
 WEIGHTS = (".pt", ".pth", ".bin", ".safetensors")
-# What torch.load raises, beside the usual, for a file that holds no weights.
-UNREADABLE = (struct.error, pickle.UnpicklingError, EOFError, LookupError, AttributeError)
 LOCAL, HUB = "local-dir:", "hf-hub:"
 SAFE_WEIGHTS = "open_clip_model.safetensors"
 
@@ -210,15 +208,15 @@ def _explained(name: str, pretrained: str | None) -> Iterator[None]:
     """Turn what open_clip raises into an error that says what to do."""
     try:
         yield
-    except (*UNREADABLE, OSError, RuntimeError, ValueError) as error:
-        reason = str(error).split("\n")[0]
+    except Exception as error:  # on foreign weights and settings open_clip raises anything
+        reason = why(error)
         if pretrained is not None and Path(pretrained).is_file():
             raise ValueError(
-                f"{pretrained} does not hold weights of {name}: {reason} Expected a state dict as "
+                f"{pretrained} does not hold weights of {name}: {reason}. Expected a state dict as "
                 "open_clip saves it, .pt or .safetensors."
             ) from error
         if name.startswith(LOCAL):
-            raise ValueError(f"Cannot load {name}: {reason}") from error
+            raise ValueError(f"Cannot load {name}: {reason}.") from error
         raise ValueError(missing_weights(name, pretrained, reason)) from error
 
 
@@ -256,7 +254,9 @@ def _quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        yield
+        with warnings.catch_warnings():
+            ignore_pickle_warnings()
+            yield
     finally:
         logging.disable(before)
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from offsphere.encoders.weights import why
+
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
@@ -35,15 +37,15 @@ def load_reader(name: str, device: str | torch.device = "cpu") -> Reader:
         "LMHeadModel": (hf.AutoModelForCausalLM, generate),
     }
     hf.utils.logging.disable_progress_bar()
-    here = {"local_files_only": True}
+    here = {"local_files_only": True, "trust_remote_code": False}
     try:
         made = (hf.AutoConfig.from_pretrained(name, **here).architectures or ["of no kind"])[0]
         for load, read in (kinds[kind] for kind in kinds if made.endswith(kind)):
             model = load.from_pretrained(name, **here).to(device).eval()
             return partial(read, model, hf.AutoTokenizer.from_pretrained(name, **here))
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # on foreign files transformers raises anything
         raise OSError(
-            f"--reader={name} cannot be loaded ({str(error).strip().splitlines()[0]}). Expected a "
+            f"--reader={name} cannot be loaded ({why(error)}). Expected a "
             "folder with config.json, tokenizer and weights, or a name after `hf download NAME`."
         ) from error
     raise ValueError(

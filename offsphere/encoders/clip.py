@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from offsphere.encoders.frozen import FrozenTower
+from offsphere.encoders.weights import ignore_pickle_warnings, why
 from offsphere.names import unknown
 
 if TYPE_CHECKING:
@@ -133,8 +135,8 @@ def clip_towers(
                 pretrained_text=False,
                 require_pretrained=pretrained is not None,
             )
-        except (RuntimeError, OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
+        except Exception as error:  # on foreign weights and settings open_clip raises anything
+            reason = why(error) if pretrained else f"{type(error).__name__}: {error}"
             raise ValueError(
                 f"The model {model}{f' with {pretrained}' if pretrained else ''} cannot be built: "
                 f"{reason}. Weights may be a local file; tags need a network or a filled cache."
@@ -172,8 +174,10 @@ def registered_name(model: str, models: Path | None = None) -> str:
             return model
     try:
         parts = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"The model file {file} cannot be read: {error}.") from error
+    if not isinstance(parts, dict):
+        raise ValueError(f"{file} is no open_clip model: expected an object in braces.")
     missing = {"embed_dim", "vision_cfg", "text_cfg"} - set(parts)
     if missing:
         raise ValueError(
@@ -195,7 +199,9 @@ def quiet_open_clip() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():
+            ignore_pickle_warnings()
+            yield
     finally:
         logger.setLevel(level)
 

