@@ -13,12 +13,12 @@ import ast
 import hashlib
 import json
 import re
+import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import packages_distributions, version
-from importlib.util import find_spec
+from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -125,8 +125,9 @@ def load_collection(
 @cache
 def docstrings(packages: tuple[str, ...] = PACKAGES) -> Collection:
     """Summary lines as queries and the rest of the docstrings as documents; 20 % have no query."""
-    versions = {name: _version(name) for name in packages}
-    found = [item for name in packages for item in _package_docstrings(name, versions[name])]
+    places = {name: _installed(name) for name in packages}
+    versions = {name: release for name, (_, release) in places.items()}
+    found = [item for name in packages for item in _package_docstrings(name, *places[name])]
     documents, queries = [], []
     relevant: dict[str, Grades] = {split: {} for split in SPLITS}
     for number, (title, summary, text) in enumerate(_distinct(found)):
@@ -223,7 +224,7 @@ def _qrels(file: Path, queries: Numbers, documents: Numbers, bad: _Bad) -> Grade
         cells = text.split("\t")
         score = re.fullmatch(r"-?\d+", cells[2].strip()) if len(cells) == 3 else None
         if score is None:
-            if line == 1 or not text.strip():
+            if (line == 1 and not text.strip()[-1:].isdecimal()) or not text.strip():
                 continue
             raise ValueError(
                 f"{file}, line {line}: expected query-id, corpus-id and a whole score, separated "
@@ -256,6 +257,8 @@ def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
             row = json.loads(line)
         except ValueError as error:
             raise ValueError(f"{file}, line {number} is not JSON: {error}") from None
+        except RecursionError:
+            raise ValueError(f"{file}, line {number}: the JSON is nested too deeply.") from None
         if not isinstance(row, dict) or "_id" not in row or "text" not in row:
             raise ValueError(f"{file}, line {number}: expected an object with _id and text.")
         for key in ("text", "title"):
@@ -263,6 +266,10 @@ def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
                 raise ValueError(
                     f"{file}, line {number}: expected {key} in quotes, got {row[key]!r:.60}."
                 )
+        if "\\ud" in line and not _is_text(row):
+            raise ValueError(
+                f"{file}, line {number}: half a character, a lone surrogate (\\ud...)."
+            )
         answers = row.get("answers") or []
         if not (isinstance(answers, list) and all(isinstance(x, str) for x in answers)):
             raise ValueError(
@@ -270,6 +277,14 @@ def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
                 f'["...", "..."], got {answers!r:.60}.'
             )
         yield {**row, "_id": str(row["_id"])}
+
+
+def _is_text(row: dict[str, Any]) -> bool:
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _lines(file: Path) -> list[str]:
@@ -299,28 +314,38 @@ def _check_unique(file: Path, ids: list[str]) -> None:
         raise ValueError(f"{file} is empty: expected one JSON object per line.")
 
 
-def _version(package: str) -> str:
-    if find_spec(package) is None:
-        raise ValueError(
-            f"The package {package!r} is not installed: docstrings are taken from installed "
-            "packages, such as docstrings:numpy,scipy."
-        )
-    names = packages_distributions().get(package)
-    return version(names[0]) if names else "of the standard library"
+def _installed(package: str) -> tuple[Path, str]:
+    """The folder and the release of an installed package, or of one of its parts: numpy.linalg.
+
+    Found by what is recorded of distributions, because Python's own search would import the
+    package of a part, and would find a module of that name in the working folder.
+    """
+    top, *below = package.split(".")
+    named = all(part.isidentifier() for part in (top, *below))
+    found = [distribution(name) for name in packages_distributions().get(top, ())] if named else []
+    places = [(Path(str(d.locate_file(top))), d.version) for d in found]
+    if named and not places:
+        places = [(Path(sysconfig.get_path("stdlib")) / top, "of the standard library")]
+    for place, release in places:
+        folder = place.joinpath(*below)
+        if folder.is_dir() and place.parent.resolve() != Path.cwd().resolve():
+            return folder, release
+    raise ValueError(
+        f"{package!r} is no installed package with a folder of its own: docstrings are taken from "
+        "the files of installed packages, such as docstrings:numpy,scipy."
+    )
 
 
-def _package_docstrings(package: str, release: str) -> list[list[str]]:
+def _package_docstrings(package: str, root: Path, release: str) -> list[list[str]]:
     """[title, summary, text] of the package's docstrings, kept in the user's cache per version."""
     folder = cache_directory()
     key = re.sub(r"[^\w.+-]+", "-", f"docstrings-{DOCSTRINGS_FORMAT}-{package}-{release}")
     file = None if folder is None else folder / f"{key}.json"
     if file is not None:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             return json.loads(file.read_text(encoding="utf-8"))
     print(f"Reading the docstrings of {package} {release} once; they are cached.", flush=True)
-    spec = find_spec(package)
-    roots = list(spec.submodule_search_locations or ()) if spec else []
-    found = [item for root in roots for item in _folder_docstrings(package, Path(root))]
+    found = _folder_docstrings(package, root)
     chosen = sorted(_distinct(found), key=lambda item: hash_share("\n".join(item)))[:PER_PACKAGE]
     if file is not None:
         with suppress(OSError):
@@ -335,7 +360,8 @@ def _folder_docstrings(package: str, root: Path) -> Iterator[list[str]]:
         private = any(f.startswith("_") and f != "_core" for f in folders)
         if private or file.name.startswith("test_") or set(folders) & set(OTHER_FOLDERS):
             continue
-        with suppress(SyntaxError, ValueError):  # templates, and files in another encoding
+        # Templates, files in another encoding, and those nested beyond the parser's depth.
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
             tree = ast.parse(file.read_text(encoding="utf-8"))
             yield from _module_docstrings(package, tree)
 

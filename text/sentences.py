@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -127,6 +128,8 @@ def _nli_pairs(file: Path) -> Iterator[Pair]:
     if not set(wanted) <= set(header):
         raise ValueError(f"{file}: expected a header with {', '.join(wanted)}, got {header}.")
     split, left, right, label = (header.index(name) for name in wanted)
+    if len(lines) == 1:
+        raise ValueError(f"{file} has a header and no rows: expected sentence pairs.")
     for number, line in enumerate(lines[1:], 2):
         row = line.split("\t")
         if len(row) != len(header) or row[label] not in NLI_SCORES:
@@ -143,8 +146,11 @@ def _lines(file: Path) -> list[str]:
     try:
         with opener(file, "rt", encoding="utf-8", newline="\n") as text:
             lines = text.read().rstrip("\n").split("\n")
-    except OSError as error:
-        raise OSError(f"{file} cannot be read ({error.strerror or error}).") from None
+    except (OSError, EOFError, zlib.error) as error:  # the latter two: a cut or damaged .gz
+        said = getattr(error, "strerror", None) or error
+        raise OSError(f"{file} cannot be read ({said}).") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8: {error}.") from None
     if lines == [""]:
         raise ValueError(f"{file} is empty: expected sentence pairs.")
     return lines

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
+import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -106,8 +109,52 @@ def test_what_is_not_there(tmp_path: Path):
         load_collection(f"beir:{tmp_path}")
     with pytest.raises(ValueError, match="Did you mean 'docstrings'"):
         load_collection("docstring")
-    with pytest.raises(ValueError, match="'no_such' is not installed"):
+    with pytest.raises(ValueError, match="'no_such' is no installed package"):
         load_collection("docstrings:no_such")
+
+
+@pytest.mark.parametrize("name", ["evil", "evil.sub", "nosuch.sub", ".x", "../../x", "", "numpy."])
+def test_docstrings_import_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Neither a module of the working folder, nor one that claims to be installed there."""
+    for package in ("evil", "evil/sub"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(f"open('{tmp_path}/EXECUTED', 'w')")
+    about = tmp_path / "evil-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
+    (about / "top_level.txt").write_text("evil\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match="is no installed package with a folder of its own"):
+        passages._installed(name)
+    assert not (tmp_path / "EXECUTED").exists()
+
+
+def test_a_part_of_a_package_and_the_standard_library_have_docstrings():
+    numpy = Path(importlib.util.find_spec("numpy").origin).parent  # pyright: ignore
+    assert passages._installed("numpy") == (numpy, importlib.metadata.version("numpy"))
+    assert passages._installed("numpy.linalg")[0] == numpy / "linalg"
+    assert passages._installed("json")[1] == "of the standard library"
+
+
+@pytest.mark.parametrize(
+    ("file", "first_line", "message"),
+    [
+        ("corpus.jsonl", "[" * 10**5, "corpus.jsonl, line 1: the JSON is nested too deeply"),
+        (
+            "queries.jsonl",
+            '{"_id": "q", "text": "\\ud800"}',
+            "queries.jsonl, line 1: half a character",
+        ),
+        ("qrels/train.tsv", "q0\td0\t1.5", "train.tsv, line 1: expected query-id, corpus-id and a"),
+    ],
+)
+def test_no_line_is_lost(file: str, first_line: str, message: str, collection_folder, tmp_path):
+    shutil.copytree(collection_folder, tmp_path / "c")
+    rest = (tmp_path / "c" / file).read_text().split("\n", 1)[1]
+    (tmp_path / "c" / file).write_text(first_line + "\n" + rest)
+    with pytest.raises(ValueError, match=message):
+        load_collection(f"beir:{tmp_path}/c")
 
 
 def test_docstrings_of_a_package(capsys):

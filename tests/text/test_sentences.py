@@ -51,6 +51,22 @@ def test_bad_rows_are_named(tmp_path: Path, line, message):
         load_sentences(data, None, "test")
 
 
+def test_files_that_cannot_be_read_are_named(tmp_path: Path):
+    whole = gzip.compress(("split\tsentence1\tsentence2\tlabel\n" * 500).encode(), mtime=0)
+    damaged = bytearray(whole)
+    damaged[12:16] = bytes(4)
+    wrong = {
+        "cut.tsv.gz": (whole[:-12], "cut.tsv.gz cannot be read .Compressed file ended"),
+        "damaged.tsv.gz": (bytes(damaged), "damaged.tsv.gz cannot be read"),
+        "latin.tsv": (b"caf\xe9", "latin.tsv is not UTF-8"),
+        "header.tsv": (b"split\tsentence1\tsentence2\tlabel\n", "a header and no rows"),
+    }
+    for name, (content, message) in wrong.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises((OSError, ValueError), match=message):
+            list(sentences._nli_pairs(tmp_path / name))
+
+
 def test_allnli_joins_the_training_pairs(tmp_path: Path):
     rows = {"train": [ROW.format(5, "a", "b")], "test": [ROW.format(0, "c", "d")]}
     data = stsb(tmp_path / "sts", rows)
