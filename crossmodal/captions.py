@@ -21,7 +21,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from offsphere.addresses import fetch, keep_secret
 from offsphere.catalog import KNOWN, resolve
 from offsphere.emoji import emoji_pictures, groups, load_emoji, split_of, subgroups
 from offsphere.names import unknown
@@ -52,7 +53,6 @@ from offsphere.shards import (
     check_shard,
     class_names,
     existing,
-    fetch,
     fetch_manifest,
     index_shard,
     is_streamed,
@@ -172,6 +172,7 @@ def load_captions(
     if limit is not None and limit < 2:
         raise ValueError(f"limit must be at least 2 images, got {limit}.")
     bad = BadSamples(on_bad_sample)
+    data = keep_secret(data)
     place = resolve(data, data_root)
     kind, _, rest = place.partition(":")
     if data in EMOJI_STYLES:
@@ -319,7 +320,7 @@ def _load_remote(
                     shutil.copyfileobj(source, target)
             except OSError as error:
                 copy.unlink(missing_ok=True)
-                bad.add(f"The shard {address} cannot be fetched: {error}.")
+                bad.add(f"The shard {address} cannot be fetched: {error}", "goes on without it")
         try:
             manifest = fetch_manifest(addresses[0])
             facts = {
@@ -414,9 +415,7 @@ def read_shard(path: Path, facts: ShardFacts | None, bad: BadSamples) -> Iterato
         samples.pop()
     problem = check_shard(index, facts, len(samples))
     if problem is not None:
-        bad.add(problem)
-    elif not samples:
-        bad.add(f"The shard {path} holds no samples.")
+        bad.add(problem, "reads what can be read of it")
     with path.open("rb") as file:
         for key, members in samples:
             texts = {
@@ -463,7 +462,8 @@ def captions_of(texts: Mapping[str, bytes]) -> tuple[str, ...]:
         )
     if listed is None or lines is None:
         return listed or lines or ()
-    if " ".join(listed).split() != " ".join(lines).split():
+    # txt has all of json's captions, a line each, or the first alone, as open_clip wants it.
+    if " ".join(lines).split() not in (" ".join(listed).split(), listed[0].split()):
         raise SampleError(
             f"has two captions files that differ (txt: {lines[0][:40]!r}, json: "
             f"{listed[0][:40]!r}): keep one of them."
@@ -488,6 +488,8 @@ def _json_captions(text: str) -> tuple[tuple[str, ...] | None, str]:
         content = json.loads(text)
     except ValueError as error:
         raise SampleError(f"has a json member that is not JSON ({error}).") from None
+    except RecursionError:
+        raise SampleError("has a json member that is nested too deeply.") from None
     if not isinstance(content, dict):
         raise SampleError(f"has a json member that is a {type(content).__name__}, not an object.")
     key = next((key for key in CAPTION_KEYS if key in content), None)
@@ -504,6 +506,8 @@ def _checked(captions: Sequence[str], kind: str) -> tuple[str, ...]:
     stripped = tuple(caption.strip() for caption in captions)
     if not stripped or not all(stripped):
         raise SampleError(f"has an empty caption ({kind}).")
+    if any("\ud800" <= letter <= "\udfff" for text in stripped for letter in text):
+        raise SampleError(f"has a caption with half a character, a lone surrogate ({kind}).")
     return stripped
 
 
@@ -521,30 +525,81 @@ def list_table(file: str, split: str, bad: BadSamples) -> Pairs:
 def read_table(path: Path, bad: BadSamples) -> dict[str, tuple[str, ...]]:
     """The captions of each image of a table, in the order of the file."""
     captions: dict[str, list[str]] = defaultdict(list)
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        header = file.readline()
-        rows = csv.reader(file, delimiter="\t" if "\t" in header else ",")
-        names = next(csv.reader([header], dialect=rows.dialect), [])
-        image_at, caption_at = (
-            _column(path, names, wanted) for wanted in (IMAGE_COLUMNS, CAPTION_COLUMNS)
-        )
-        try:
-            for row in rows:
-                if not row:
-                    continue
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header = file.readline()
+            delimiter = "\t" if "\t" in header else ","
+            names = next(csv.reader([header], delimiter=delimiter), [])
+            image_at, caption_at = (
+                _column(path, names, wanted) for wanted in (IMAGE_COLUMNS, CAPTION_COLUMNS)
+            )
+            for line, row in _records(file, path, delimiter, bad):
                 if len(row) > len(names) == caption_at + 1:  # a caption with bare delimiters
-                    row[caption_at:] = [rows.dialect.delimiter.join(row[caption_at:])]
+                    row[caption_at:] = [delimiter.join(row[caption_at:])]
                 cells = [row[at].strip() if at < len(row) else "" for at in (image_at, caption_at)]
                 if len(row) > len(names) or not all(cells):
                     bad.add(
-                        f"{path}, line {rows.line_num + 1}: expected {len(names)} fields with an "
-                        f"image and a caption, got {row}."
+                        f"{path}, line {line}: expected {len(names)} fields with an image and a "
+                        f"caption, got {row}."
                     )
                 else:
                     captions[cells[0]].append(cells[1])
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}, after line {rows.line_num + 1}: {error}.") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}.") from None
     return {image: tuple(texts) for image, texts in captions.items()}
+
+
+class _Lines:
+    """The lines of a file, some of which may be put back to be read again."""
+
+    def __init__(self, file: Iterable[str]) -> None:
+        self.file, self.again = iter(file), deque[str]()
+        self.taken: list[str] = []
+        self.number = 1
+        """Of the last line that was taken; the header is the first."""
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = self.again.popleft() if self.again else next(self.file)
+        self.taken.append(line)
+        self.number += 1
+        return line
+
+    def put_back(self) -> None:
+        """Give all lines but the first of those taken once more."""
+        self.number -= len(self.taken) - 1
+        self.again.extendleft(reversed(self.taken[1:]))
+
+
+def _records(
+    file: Iterable[str], path: Path, delimiter: str, bad: BadSamples
+) -> Iterator[tuple[int, list[str]]]:
+    """Each row of a table and its last line's number.
+
+    csv reads on from a quote that is not closed, through whole rows, to the next quote or the end:
+    a row of several lines must be well formed, or its first line is bad and the others are read
+    again.
+    """
+    lines = _Lines(file)
+    rows = csv.reader(lines, delimiter=delimiter)
+    while True:
+        lines.taken = []
+        try:
+            row = next(rows, None)
+            if len(lines.taken) > 1:
+                next(csv.reader(lines.taken, delimiter=delimiter, strict=True))
+        except csv.Error as error:
+            first, swallowed = lines.number - len(lines.taken) + 1, len(lines.taken) - 1
+            why = f"a quote is opened and not closed, and {swallowed} more lines would be lost"
+            bad.add(f"{path}, line {first}: {why if swallowed else error}.")
+            lines.put_back()
+            continue
+        if row is None:
+            return
+        if row:
+            yield lines.number, row
 
 
 def _column(path: Path, names: Sequence[str], wanted: Sequence[str]) -> int:
@@ -611,7 +666,11 @@ def _folder_captions(path: Path, bad: BadSamples) -> dict[str, tuple[str, ...]]:
 def read_tokens(path: Path, bad: BadSamples) -> dict[str, tuple[str, ...]]:
     """The captions of each image of a Flickr token file: 'name.jpg#0', a tab, the caption."""
     captions: dict[str, list[str]] = defaultdict(list)
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}.") from None
+    for number, line in enumerate(lines, 1):
         place, _, caption = line.partition("\t")
         name, hash_sign, _ = place.rpartition("#")
         if hash_sign and caption.strip():

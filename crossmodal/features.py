@@ -18,6 +18,7 @@ from torch import Tensor
 
 from crossmodal.captions import EMOJI_STYLES, Captioned, load_captions
 from crossmodal.subjects import Subject
+from offsphere.addresses import public, real
 from offsphere.encoders.store import Store
 from offsphere.names import unknown
 from offsphere.pictures import DECODING_ERRORS, MEMORY_LIMIT, Listing, decode
@@ -293,7 +294,7 @@ def _from_clip_benchmark(name: str, subject: Subject, reading: Reading) -> Examp
         warnings.filterwarnings("ignore", message=".*shardshuffle")
         dataset: Any = builder.build_dataset(
             name,
-            root=root,
+            root=real(root),
             transform=subject.preprocess,
             split=split,
             download=reading.download,
@@ -427,9 +428,10 @@ def _explained(name: str, root: str) -> Iterator[None]:
     except DecodingError as error:
         where = f"{error.url}: {error.key}.{str(error.k).lstrip('.')}"
         raise ValueError(f"{where} cannot be decoded: {error.__cause__}") from error
-    except (AssertionError, OSError, RuntimeError, LookupError, ValueError, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # its many readers raise anything
+        said = public(str(error)) or type(error).__name__
         raise ValueError(
-            f"clip-benchmark cannot read {name} from {root}: {error} (--download lets torchvision "
+            f"clip-benchmark cannot read {name} from {root}: {said} (--download lets torchvision "
             "fetch what it can.)"
         ) from error
 
@@ -458,12 +460,11 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
             raise ValueError(f"{file} is damaged or no safetensors file: {error}.") from None
     if file.suffix != ".npz":
         raise ValueError(f"{file}: expected embeddings in a .safetensors or .npz file.")
-    import zipfile
-
     import numpy as np
 
     try:
         with np.load(file, allow_pickle=False) as stored:
             return {name: torch.from_numpy(stored[name]) for name in stored.files}
-    except (ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{file} cannot be read as arrays of numbers: {error}.") from None
+    except Exception as error:  # zip, zlib, struct and numpy each raise their own
+        said = str(error) or type(error).__name__
+        raise ValueError(f"{file} cannot be read as arrays of numbers: {said}.") from None

@@ -38,8 +38,13 @@ MEMORY_LIMIT = 4 * 10**9
 # pixels (small ones: containers often have little shared memory).
 MANY_PICTURES = 4096
 DECODE_PIXELS = 2**19
-PICTURE_SUFFIXES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
-DECODING_ERRORS = (OSError, ValueError, RuntimeError, SyntaxError, EOFError)
+# A picture of one row and a million columns would otherwise be resized to fill the memory.
+MOST_PIXELS = 2**28
+PICTURE_SUFFIXES = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff")
+PICTURE_SUFFIXES += ("ppm", "pgm")
+# Pictures too, but not everybody's decoder reads them: named instead of passed over.
+OTHER_PICTURES = ("heic", "heif", "avif", "jp2", "jxl", "svg", "psd", "dng", "cr2", "nef")
+DECODING_ERRORS = (OSError, ValueError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,17 +92,24 @@ class Listing:
 def list_files(folder: Path, files: Iterable[Path], bad: BadSamples) -> tuple[Listing, list[int]]:
     """Pictures in files of their own below a folder, and which of the files these are.
 
-    A file that is missing or empty is a bad sample.
+    A file that is missing, empty or cannot be looked at is a bad sample.
     """
     kept, sizes, paths = [], [], []
     for index, file in enumerate(files):
-        size = file.stat().st_size if file.exists() else None
+        try:
+            size = file.stat().st_size
+        except FileNotFoundError:
+            bad.add(f"{file} is missing.")
+            continue
+        except OSError as error:
+            bad.add(f"{file} cannot be read: {error.strerror}.")
+            continue
         if size:
             kept.append(index)
             sizes.append(size)
             paths.append(file)
         else:
-            bad.add(f"{file} is empty (0 bytes)." if size == 0 else f"{file} is missing.")
+            bad.add(f"{file} is empty (0 bytes).")
     listing = Listing(
         files=tuple(paths),
         file=np.arange(len(paths)),
@@ -106,6 +118,55 @@ def list_files(folder: Path, files: Iterable[Path], bad: BadSamples) -> tuple[Li
         members=tuple(relative(file, folder) for file in paths),
     )
     return listing, kept
+
+
+def pictures_below(folder: Path, bad: BadSamples, *, deep: bool = True) -> list[Path]:
+    """The pictures in a folder and, if `deep`, in those below it, linked ones too, in sorted order.
+
+    A folder that cannot be read, and what looks like a picture and is not read, is reported.
+    """
+    found: list[Path] = []
+    waiting: list[tuple[Path, frozenset[str]]] = [(folder, frozenset())]
+    while waiting:
+        here, above = waiting.pop()
+        place = os.path.realpath(here)
+        if place in above:  # a link to a folder that it lies in
+            continue
+        try:
+            with os.scandir(here) as scan:
+                entries = list(scan)
+        except OSError as error:
+            bad.add(f"The folder {here} cannot be read: {error.strerror}.", "goes on without it")
+            continue
+        for entry in entries:
+            path, suffix = here / entry.name, Path(entry.name).suffix[1:].lower()
+            is_folder = _is_folder(entry)
+            if is_folder and suffix in PICTURE_SUFFIXES:
+                bad.add(f"{path} is a folder, not a picture.")
+            elif is_folder and deep:
+                waiting.append((path, above | {place}))
+            elif suffix in OTHER_PICTURES:
+                bad.add(f"{path}: {suffix} pictures are not read, convert it to jpg or png.")
+            elif suffix in PICTURE_SUFFIXES and not _is_text(entry.name):
+                bad.add(f"{str(path)!r}: the name is not UTF-8, rename the file.")
+            elif suffix in PICTURE_SUFFIXES:
+                found.append(path)
+    return sorted(found)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def relative(file: Path, folder: Path) -> str:
@@ -257,10 +318,15 @@ def square(content: bytes, size: int) -> UInt8[Tensor, "3 size size"]:
 
 def decode(content: bytes) -> UInt8[Tensor, "3 h w"]:
     """The RGB pixels of an encoded picture; transparent parts become white."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
-    with Image.open(io.BytesIO(content)) as picture:
-        return to_pixels(picture)
+    try:
+        with Image.open(io.BytesIO(content)) as picture:
+            return to_pixels(picture)
+    except UnidentifiedImageError:
+        raise ValueError("it is no picture of a known kind") from None
+    except Exception as error:  # a decoder raises anything at all on damaged or hostile bytes
+        raise ValueError(f"{error}".rstrip(".") or type(error).__name__) from error
 
 
 def to_pixels(picture: Image) -> UInt8[Tensor, "3 h w"]:
@@ -283,17 +349,23 @@ def _to_rgb(picture: Image) -> Image:
 def resize_square(
     pixels: UInt8[Tensor, "n 3 h w"], size: int | None
 ) -> UInt8[Tensor, "n 3 size size"]:
-    """Resize so that the short side is `size` (default: as it is), and crop the centre."""
+    """Resize so that the short side is `size` (default: as it is), and crop the centre.
+
+    The sides are rounded as torchvision's Resize and CenterCrop round them, which is what open_clip
+    does to a picture: a run and its export see the same pixels.
+    """
     height, width = pixels.shape[2:]
     size = size or min(height, width)
     if height == width == size or not len(pixels):
         return pixels
-    if min(height, width) != size:
-        scale = size / min(height, width)
-        shape = (max(size, round(height * scale)), max(size, round(width * scale)))
+    short = min(height, width)
+    if short != size:
+        shape = (int(size * height / short), int(size * width / short))
+        if shape[0] * shape[1] > MOST_PIXELS:
+            raise ValueError(f"{width} x {height} pixels are too narrow for a square of {size}")
         pixels = torch.cat([_resize(chunk, shape) for chunk in pixels.split(4096)])
         height, width = shape
-    top, left = (height - size) // 2, (width - size) // 2
+    top, left = round((height - size) / 2), round((width - size) / 2)
     return pixels[:, :, top : top + size, left : left + size].contiguous()
 
 

@@ -2,23 +2,29 @@
 
 A shard's index (name, offset and size of each member) comes from its tar headers and is kept in the
 user's cache, so that samples can be read by offset, in any order, by any number of processes. A
-manifest.json beside the shards says how many samples and bytes each of them should have.
+manifest.json beside the shards says how many samples and bytes each of them should have, and their
+SHA-256, which is computed once for a file of this size and time of change.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+import stat
 import tarfile
+import time
 import zipfile
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
 
+from offsphere.addresses import check_address, fetch_beside, keep_secret, public, real
 from offsphere.emoji import cache_directory
 from offsphere.names import unknown
 from offsphere.record import atomic_write, write_json
@@ -32,6 +38,13 @@ MANIFEST = "manifest.json"
 END_MARK = bytes(1024)
 # Smaller shards are scanned in milliseconds: they are not worth an entry in the cache.
 CACHED_MEMBERS = 1000
+# Larger shards' checksums are kept in the cache, once the file has been at rest for a while: a
+# change within the clock's grain would not show in its time.
+CACHED_BYTES, AT_REST = 2**24, 60.0
+# More shards, or classes, than anybody has: a slip of the pen that would fill the memory.
+MOST_SHARDS = 10**6
+MOST_CLASSES = 10**6
+WRONG_SUM = f"other bytes than those whose SHA-256 {MANIFEST} gives (some are damaged or changed)"
 CUT = "is cut short or damaged (it has no end-of-archive mark)"
 
 
@@ -44,10 +57,10 @@ class BadSamples:
         self.skip = on_bad_sample == "skip"
         self.messages: list[str] = []
 
-    def add(self, message: str) -> None:
-        """Report one bad sample."""
+    def add(self, message: str, skipping: str = "leaves such samples out") -> None:
+        """Report one bad sample, or what else is wrong and what skipping does about it."""
         if not self.skip:
-            raise ValueError(f"{message} (--on-bad-sample=skip leaves such samples out.)")
+            raise ValueError(f"{message} (--on-bad-sample=skip {skipping}.)")
         self.messages.append(message)
 
 
@@ -93,17 +106,25 @@ def existing(path: Path) -> Path:
 
 def is_streamed(pattern: str) -> bool:
     """Whether a pattern names addresses or commands, whose shards can only be read in order."""
-    return pattern.startswith(("pipe:", "file:")) or "://" in pattern
+    command_or_file = re.match(r"\s*(pipe|file):", pattern, re.IGNORECASE)
+    return command_or_file is not None or "://" in pattern
 
 
 def expand(pattern: str) -> tuple[str, ...]:
     """A pattern without its braces: train-{000000..000004}.tar names five shards."""
     from braceexpand import braceexpand
 
+    for first, last in re.findall(r"\{(-?\d+)\.\.(-?\d+)", pattern):
+        if len(first + last) > 40 or abs(int(last) - int(first)) >= MOST_SHARDS:
+            raise ValueError(f"{public(pattern)!r} names more than {MOST_SHARDS:,} shards.")
     try:
-        return tuple(braceexpand(pattern))
+        names = tuple(islice(braceexpand(pattern), MOST_SHARDS + 1))
     except ValueError as error:
-        raise ValueError(f"The braces of {pattern!r} do not pair up: {error}.") from None
+        said = public(str(error))
+        raise ValueError(f"The braces of {public(pattern)!r} do not pair up: {said}.") from None
+    if len(names) > MOST_SHARDS:
+        raise ValueError(f"{public(pattern)!r} names more than {MOST_SHARDS:,} shards.")
+    return names
 
 
 def shard_paths(pattern: str, bad: BadSamples | None = None) -> tuple[Path, ...]:
@@ -131,51 +152,37 @@ def shard_paths(pattern: str, bad: BadSamples | None = None) -> tuple[Path, ...]
 
 
 def shard_addresses(pattern: str, *, allow_pipe: bool) -> tuple[str, ...]:
-    """The shards of a pattern with braces that names addresses, or commands if these may be run."""
-    addresses = expand(pattern)
+    """The shards of a pattern with braces that names addresses, or commands if these may be run.
+
+    They come without the secrets that the pattern may hold; `fetch` knows these.
+    """
+    addresses = expand(real(pattern))
     for address in addresses:
+        check_address(address)
         if address.startswith("pipe:"):
             if not allow_pipe:
                 raise ValueError(
-                    f"{address!r} would run a command on this machine: pass --allow-pipe if you "
-                    "wrote it yourself or trust who did."
+                    f"{public(address)!r} would run a command on this machine: pass --allow-pipe "
+                    "if you wrote it yourself or trust who did."
                 )
         elif "*" in address:
             raise ValueError(
-                f"{address!r}: addresses cannot be listed with *; use {{000000..000004}}."
+                f"{public(address)!r}: addresses cannot be listed with *; use {{000000..000004}}."
             )
-    return addresses
-
-
-def fetch(address: str) -> BinaryIO:
-    """An open shard behind an address (webdataset's schemes, such as https: and file:)."""
-    from webdataset.gopen import gopen
-
-    try:
-        return cast("BinaryIO", gopen(address))
-    except (OSError, ValueError) as error:
-        raise OSError(f"The shard {address} cannot be opened: {error}.") from error
+    shown = tuple(map(keep_secret, addresses))
+    if len(set(shown)) < len(shown):
+        raise ValueError(
+            f"{public(pattern)} names a shard more than once (what follows a ? tells no two "
+            "shards apart: it may hold a secret)."
+        )
+    return shown
 
 
 def fetch_manifest(address: str) -> dict[str, ShardFacts]:
     """The manifest beside a shard behind an http, https or file address; empty if there is none."""
-    import urllib.error
-    import urllib.request
-
-    if not address.startswith(("http://", "https://", "file:")):
-        return {}
-    manifest = f"{address.rpartition('/')[0]}/{MANIFEST}"
-    try:
-        with urllib.request.urlopen(manifest, timeout=30) as response:
-            return parse_manifest(response.read(), manifest)
-    except urllib.error.HTTPError as error:
-        if error.code in (403, 404, 410):  # object stores answer 403 for what is not there
-            return {}
-        raise OSError(f"{manifest} cannot be fetched: {error}.") from error
-    except urllib.error.URLError as error:
-        if address.startswith("file:"):
-            return {}
-        raise OSError(f"{manifest} cannot be fetched: {error.reason}.") from error
+    content = fetch_beside(address, MANIFEST)
+    beside = f"{public(address).rpartition('/')[0]}/{MANIFEST}"
+    return {} if content is None else parse_manifest(content, beside)
 
 
 def _matches(path: Path) -> list[Path]:
@@ -190,9 +197,8 @@ def _matches(path: Path) -> list[Path]:
 
 def index_shard(path: Path) -> ShardIndex:
     """A shard's index, from the cache if the file is as it was, else from its tar headers."""
-    facts = path.stat()
-    identity = (facts.st_size, facts.st_mtime_ns)
-    entry = _cache_entry(path)
+    identity = _identity(path)
+    entry = _cache_entry(path, "npz")
     members = None if entry is None else _read_entry(entry, identity)
     if members is not None:
         return ShardIndex(path, members)
@@ -200,6 +206,14 @@ def index_shard(path: Path) -> ShardIndex:
     if entry is not None and index.problem is None and len(index.members) >= CACHED_MEMBERS:
         _write_entry(entry, identity, index.members)
     return index
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """A file's size and time of change; a pipe or device would be waited for without end."""
+    facts = path.stat()
+    if not stat.S_ISREG(facts.st_mode):
+        raise ValueError(f"{path} is no regular file (a folder, pipe or device): expected a tar.")
+    return facts.st_size, facts.st_mtime_ns
 
 
 def scan_shard(path: Path) -> ShardIndex:
@@ -221,10 +235,30 @@ def scan_shard(path: Path) -> ShardIndex:
     return ShardIndex(path, tuple(members), None if whole else CUT)
 
 
-def _cache_entry(path: Path) -> Path | None:
+def checksum(path: Path) -> str:
+    """A file's SHA-256, from the cache if the file is as it was."""
+    size, changed = _identity(path)
+    large = size >= CACHED_BYTES
+    entry = _cache_entry(path, "sha256") if large else None
+    stamp = f"{size} {changed} "
+    if entry is not None:
+        with suppress(OSError, ValueError):
+            stored = entry.read_text()
+            if stored.startswith(stamp) and len(stored) == len(stamp) + 64:
+                return stored.removeprefix(stamp)
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if entry is not None and time.time() - changed / 1e9 > AT_REST:
+        with suppress(OSError):
+            entry.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(entry, lambda out: out.write((stamp + digest).encode()))
+    return digest
+
+
+def _cache_entry(path: Path, suffix: str) -> Path | None:
     folder = cache_directory()
     name = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:32]
-    return None if folder is None else folder / "shards" / f"{name}.npz"
+    return None if folder is None else folder / "shards" / f"{name}.{suffix}"
 
 
 def _read_entry(entry: Path, identity: tuple[int, int]) -> tuple[Member, ...] | None:
@@ -267,6 +301,16 @@ def key_and_suffix(name: str) -> tuple[str, str] | None:
     return (folder + slash + stem, suffix.lower()) if stem and suffix else None
 
 
+def is_lost(name: str) -> bool:
+    """Whether a member without a suffix may have been meant as data: hidden ones were not."""
+    return not any(part.startswith((".", "__")) for part in name.removeprefix("./").split("/"))
+
+
+def no_suffix(name: str) -> str:
+    """What is wrong with a member without a suffix."""
+    return f"the member {name!r} has no suffix such as .jpg, so it belongs to no sample."
+
+
 def kind_of(suffix: str) -> str:
     """What a member is: image, or its last suffix, such as txt, json or cls."""
     last = suffix.rpartition(".")[2]
@@ -283,6 +327,8 @@ def samples_of(index: ShardIndex, bad: BadSamples) -> Iterator[tuple[str, dict[s
     for member in index.members:
         found = key_and_suffix(member.name)
         if found is None:
+            if is_lost(member.name):
+                bad.add(f"{index.path}: {no_suffix(member.name)}", "leaves it out")
             continue
         key, suffix = found
         parts, kind = samples.setdefault(key, {}), kind_of(suffix)
@@ -307,22 +353,31 @@ def check_shard(index: ShardIndex, facts: ShardFacts | None, samples: int) -> st
     held = f"{samples} complete samples are left{missing}"
     if index.problem is not None:
         return f"The shard {index.path} {index.problem}: {held}; fetch it again."
-    if facts is None:
-        return None
-    size = index.path.stat().st_size
+    said = None if facts is None else _otherwise(index.path, facts, samples)
+    if said is not None:
+        return f"The shard {index.path} {said}: fetch it again, or make the manifest anew."
+    return None if samples else f"The shard {index.path} holds no samples."
+
+
+def _otherwise(path: Path, facts: ShardFacts, samples: int) -> str | None:
+    """What a manifest says of a shard that is not so."""
+    size = path.stat().st_size
     if facts.bytes not in (None, size):
-        said = f"has {size:,} bytes, but {MANIFEST} says {facts.bytes:,}"
-        return f"The shard {index.path} {said}: fetch it again, or make the manifest anew."
+        return f"has {size:,} bytes, but {MANIFEST} says {facts.bytes:,}"
     if facts.samples != samples:
-        said = f"holds {samples} samples, but {MANIFEST} says {facts.samples}"
-        return f"The shard {index.path} {said}: fetch it again, or make the manifest anew."
+        return f"holds {samples} samples, but {MANIFEST} says {facts.samples}"
+    if facts.sha256 is not None and checksum(path) != facts.sha256.lower():
+        return f"has {WRONG_SUM}"
     return None
 
 
 def read_manifest(folder: Path) -> dict[str, ShardFacts]:
     """What the manifest beside the shards says of each; empty if there is none."""
     file = folder / MANIFEST
-    return parse_manifest(file.read_bytes(), str(file)) if file.exists() else {}
+    if not file.exists():
+        return {}
+    _identity(file)
+    return parse_manifest(file.read_bytes(), str(file))
 
 
 def parse_manifest(content: bytes, source: str) -> dict[str, ShardFacts]:
@@ -335,7 +390,11 @@ def parse_manifest(content: bytes, source: str) -> dict[str, ShardFacts]:
         }
         if any(type(row.samples) is not int or row.samples < 0 for row in facts.values()):
             raise ValueError("'samples' must be a whole number")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if any(type(row.bytes) not in (int, type(None)) for row in facts.values()):
+            raise ValueError("'bytes' must be a whole number")
+        if any(type(row.sha256) not in (str, type(None)) for row in facts.values()):
+            raise ValueError("'sha256' must be in quotes")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{source} is no manifest of shards ({error!r}): expected "
             '{"shards": {"NAME.tar": {"samples": N, "bytes": N}}}; make it anew or remove it.'
@@ -361,6 +420,8 @@ def parse_label(content: bytes) -> int:
     text = content.decode("utf-8", errors="replace").strip()
     if not (text.isascii() and text.isdecimal()):
         raise ValueError(f"should hold a class index such as 3, got {text[:40]!r}.")
+    if len(text.lstrip("0")) > len(str(MOST_CLASSES)) or int(text) >= MOST_CLASSES:
+        raise ValueError(f"should hold a class index below {MOST_CLASSES:,}, got {text[:40]}.")
     return int(text)
 
 
@@ -369,7 +430,12 @@ def class_names(folder: Path, highest: int) -> tuple[str, ...]:
     file = folder / "classnames.txt"
     if not file.exists():
         return tuple(str(label) for label in range(highest + 1))
-    lines = file.read_text(encoding="utf-8").split("\n")
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{file} is not UTF-8 ({error}): expected one class name per line."
+        ) from None
     classes = tuple(name.strip() for name in lines if name.strip())
     if len(classes) <= highest:
         raise ValueError(

@@ -10,13 +10,15 @@ has one carved out of train (10 %, by a hash), so that tuning never touches test
 from __future__ import annotations
 
 import hashlib
+import socket
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
 
+from offsphere.addresses import patience
 from offsphere.catalog import KNOWN, resolve
 from offsphere.emoji import (
     cache_directory,
@@ -29,7 +31,6 @@ from offsphere.emoji import (
 from offsphere.names import unknown
 from offsphere.pictures import (
     MEMORY_LIMIT,
-    PICTURE_SUFFIXES,
     SPLITS,
     Listing,
     carve,
@@ -38,6 +39,7 @@ from offsphere.pictures import (
     load_pictures,
     native_size,
     parts_of_split,
+    pictures_below,
     read_picture,
     read_pictures,
     relative,
@@ -47,10 +49,13 @@ from offsphere.shards import (
     IMAGE_SUFFIXES,
     BadSamples,
     Member,
+    ShardFacts,
+    check_shard,
     class_names,
     existing,
     index_shard,
     parse_label,
+    read_manifest,
     read_member,
     samples_of,
     shard_paths,
@@ -269,8 +274,10 @@ def _torchvision_part(name: str, train: bool, download: bool, root: Path) -> Arr
     from torchvision import datasets
 
     part = "train" if train else "test"
+    before = socket.getdefaulttimeout()
     if download:
         root.mkdir(parents=True, exist_ok=True)
+        socket.setdefaulttimeout(patience())  # torchvision would wait for a silent server forever
     try:
         if name == "svhn":
             found = datasets.SVHN(root, split=part, download=download)
@@ -294,6 +301,8 @@ def _torchvision_part(name: str, train: bool, download: bool, root: Path) -> Arr
             f"The data set {name} {tried}: put {TORCHVISION_FILES[name]} into {root}{advice}; "
             "the default --data=emoji needs no files."
         ) from error
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def _label_tensor(labels: Sequence[int] | np.ndarray | Tensor | None) -> Int[Tensor, " n"]:
@@ -312,14 +321,14 @@ def list_folder(folder: str, split: str, bad: BadSamples) -> Labelled:
         for name, spellings in FOLDER_SPLITS.items()
     }
     if parts["train"] is None:
-        classes, found = _class_folders([path])
+        classes, found = _class_folders([path], bad)
         wanted = parts_of_split(split)
         chosen = [
             (file, label) for file, label in found if split_of(relative(file, path)) in wanted
         ]
         return _folder_listing(path, chosen, classes, bad)
     present = [part for part in parts.values() if part is not None]
-    classes, found = _class_folders(present)
+    classes, found = _class_folders(present, bad)
     sources, carved = _folder_sources(parts, split)
     chosen = [(file, label) for file, label in found if any(s in file.parents for s in sources)]
     if carved:
@@ -350,14 +359,18 @@ def _folder_sources(parts: dict[str, Path | None], split: str) -> tuple[list[Pat
     return sources, False
 
 
-def _class_folders(parts: Sequence[Path]) -> tuple[tuple[str, ...], list[tuple[Path, int]]]:
+def _class_folders(
+    parts: Sequence[Path], bad: BadSamples
+) -> tuple[tuple[str, ...], list[tuple[Path, int]]]:
     """Class names over all parts, and each picture with its label, in sorted order."""
     names = sorted({d.name for part in parts for d in part.iterdir() if d.is_dir()})
     pictures = []
     for part in parts:
         for label, name in enumerate(names):
-            files = sorted((part / name).rglob("*"))
-            pictures += [(f, label) for f in files if f.suffix[1:].lower() in PICTURE_SUFFIXES]
+            if (part / name).exists():
+                pictures += [(file, label) for file in pictures_below(part / name, bad)]
+        for file in pictures_below(part, bad, deep=False) if names else ():
+            bad.add(f"{file} lies outside the class folders ({', '.join(names[:3])}, ...).")
     return tuple(names), pictures
 
 
@@ -376,25 +389,47 @@ def list_shards(pattern: str, split: str, bad: BadSamples) -> Labelled:
             "--data-test=wds:PATTERN (they are read with split='all')."
         )
     paths = shard_paths(pattern)
-    rows = [
-        (number, *sample) for number, path in enumerate(paths) for sample in scan_shard(path, bad)
-    ]
-    members = tuple(row[1] for row in rows)
-    numbers = np.array([(row[0], *row[2:]) for row in rows], np.int64).reshape(len(rows), 4)
-    file, offsets, sizes, labels = (np.ascontiguousarray(column) for column in numbers.T)
+    manifests = {folder: read_manifest(folder) for folder in {path.parent for path in paths}}
+    rows: list[tuple[int, ShardSample]] = []
+    homes: dict[str, Path] = {}
+    for number, path in enumerate(paths):
+        for sample in scan_shard(path, bad, manifests[path.parent].get(path.name)):
+            home = homes.setdefault(sample.key, path)
+            if home is path:
+                rows.append((number, sample))
+            else:
+                bad.add(f"Two samples have the key {sample.key!r}: in {home} and in {path}.")
+    members = tuple(sample.image.name for _, sample in rows)
+    numbers = [(n, s.image.offset, s.image.size, s.label) for n, s in rows]
+    columns = np.array(numbers, np.int64).reshape(len(rows), 4).T
+    file, offsets, sizes, labels = (np.ascontiguousarray(column) for column in columns)
     classes = class_names(paths[0].parent, max(labels, default=-1))
     found = Labelled(Listing(paths, file, offsets, sizes, members), labels, classes)
     keys = (f"{paths[f].name}/{member}" for f, member in zip(file, members, strict=True))
     return found.take(carve(keys, split))
 
 
-def scan_shard(path: Path, bad: BadSamples) -> Iterator[tuple[str, int, int, int]]:
-    """Image member, offset, size and label of each complete sample of a shard, in order."""
+class ShardSample(NamedTuple):
+    """One sample of a shard."""
+
+    key: str
+    image: Member
+    label: int
+
+
+def scan_shard(
+    path: Path, bad: BadSamples, facts: ShardFacts | None = None
+) -> Iterator[ShardSample]:
+    """The complete samples of a shard in order; `facts` are what its manifest says of it."""
     index = index_shard(path)
     if index.problem is not None:
         raise index.error()
+    samples = list(samples_of(index, bad))
+    problem = check_shard(index, facts, len(samples))
+    if problem is not None:
+        bad.add(problem, "reads what can be read of it")
     with path.open("rb") as file:
-        for key, parts in samples_of(index, bad):
+        for key, parts in samples:
             image, label = parts.get("image"), _read_label(path, file, key, parts, bad)
             if label is None:
                 continue
@@ -403,7 +438,7 @@ def scan_shard(path: Path, bad: BadSamples) -> Iterator[tuple[str, int, int, int
             elif image.size == 0:
                 bad.add(f"{path}: {image.name} is empty (0 bytes).")
             else:
-                yield image.name, image.offset, image.size, label
+                yield ShardSample(key, image, label)
 
 
 def _read_label(

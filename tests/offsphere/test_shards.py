@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tarfile
@@ -201,6 +202,8 @@ def test_samples_group_members_and_report_each_key_once(tmp_path: Path) -> None:
     assert bad.messages == [
         f"{tmp_path}/x.tar: two samples have the key 'a' (a.jpg).",
         f"{tmp_path}/x.tar: the sample 'b' has two images (b.jpg, b.png).",
+        f"{tmp_path}/x.tar: the member 'README' has no suffix such as .jpg, so it belongs to no "
+        "sample.",
     ]
     with pytest.raises(ValueError, match="two samples have the key 'a'.*--on-bad-sample=skip"):
         list(samples_of(index, BadSamples("error")))
@@ -273,6 +276,9 @@ def test_manifest_goes_out_and_comes_back(tmp_path: Path) -> None:
         b'{"shards": [1]}',
         b'{"shards": {"a": {}}}',
         b'{"shards": {"a": {"samples": "3"}}}',
+        b'{"shards": {"a": {"samples": 3, "bytes": "9"}}}',
+        b'{"shards": {"a": {"samples": 3, "sha256": 9}}}',
+        b"[" * 10**5,
     ],
 )
 def test_a_damaged_manifest_is_named(content: bytes) -> None:
@@ -296,13 +302,87 @@ def test_a_shard_is_checked_against_its_manifest(tmp_path: Path) -> None:
     )
 
 
+def test_flipped_bytes_are_found_by_the_checksum(tmp_path: Path) -> None:
+    index = scan_shard(write_tar(tmp_path / "a.tar", some_members(5)))
+    content = index.path.read_bytes()
+    facts = ShardFacts(5, len(content), hashlib.sha256(content).hexdigest())
+    assert check_shard(index, facts, 5) is None
+    assert check_shard(index, facts._replace(sha256=facts.sha256.upper()), 5) is None  # pyright: ignore
+    index.path.write_bytes(content.replace(b"caption 3", b"caption 8"))
+    said = check_shard(scan_shard(index.path), facts, 5) or ""
+    assert "a.tar has other bytes than those whose SHA-256 manifest.json gives" in said
+
+
+def test_a_checksum_is_computed_once(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "CACHED_BYTES", 1)
+    path = write_tar(tmp_path / "a.tar", some_members(3))
+    good = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert shards.checksum(path) == good
+    assert entries(cache) == [], "a file that has just been written may change within its time"
+    os.utime(path, ns=(10**18, 10**18))
+    assert shards.checksum(path) == good
+    (entry,) = entries(cache)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"caption 1", b"caption 2"))
+    os.utime(path, ns=(10**18, 10**18))
+    assert shards.checksum(path) == good, "the same size and time: only the cache gives this"
+    entry.write_text("damaged")
+    changed = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert shards.checksum(path) == changed
+    os.utime(path, ns=(10**18, 10**18 + 1))
+    path.write_bytes(content)
+    assert shards.checksum(path) == good
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    """A pipe would be waited for without end, and so would a manifest that is one."""
+    os.mkfifo(tmp_path / "a.tar")
+    (tmp_path / "folder.tar").mkdir()
+    for path in (tmp_path / "a.tar", tmp_path / "folder.tar", Path("/dev/zero")):
+        with pytest.raises(ValueError, match=f"{path} is no regular file"):
+            index_shard(path)
+    os.mkfifo(tmp_path / "manifest.json")
+    with pytest.raises(ValueError, match=r"manifest.json is no regular file"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "x-{0..99999999999}.tar",
+        "x-{0..1" + "0" * 5000 + "}.tar",
+        "x-{0..9999}-{0..9999}.tar",
+        "{a,b}" * 40,
+    ],
+)
+def test_more_shards_than_anybody_has_are_refused(
+    pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "MOST_SHARDS", 10**4)
+    with pytest.raises(ValueError, match="names more than 10,000 shards"):
+        expand(pattern)
+
+
+def test_many_shards_are_accepted() -> None:
+    assert len(expand("laion-{00000..41455}-{a..b}.tar")) == 82912
+
+
 def test_labels_and_class_names(tmp_path: Path) -> None:
     assert parse_label(b" 12\n") == 12
     for wrong in (b"", b"-1", b"cat", "²".encode(), b"1.0"):
         with pytest.raises(ValueError, match="class index such as 3"):
             parse_label(wrong)
+    assert parse_label(b"000999999") == 999_999
+    for large in (b"1000000", b"3000000000", b"9" * 30, b"1" + b"0" * 5000):
+        with pytest.raises(ValueError, match="class index below 1,000,000, got"):
+            parse_label(large)
     assert class_names(tmp_path, 2) == ("0", "1", "2")
     (tmp_path / "classnames.txt").write_text("ant\nbee\n\n")
     assert class_names(tmp_path, 1) == ("ant", "bee")
     with pytest.raises(ValueError, match="names 2 classes, but the shards hold class index 2"):
         class_names(tmp_path, 2)
+    (tmp_path / "classnames.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(ValueError, match=r"classnames.txt is not UTF-8"):
+        class_names(tmp_path, 0)

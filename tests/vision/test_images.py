@@ -18,6 +18,7 @@ from PIL import Image
 from samples import encoded, random_picture, write_tar
 from torch.utils.data import DataLoader
 from torchvision import datasets
+from torchvision.transforms import v2 as transforms
 
 from offsphere import emoji as emoji_module
 from offsphere import pictures as pictures_module
@@ -485,19 +486,31 @@ def test_wrong_arguments_are_explained(named: dict, message: str) -> None:
         load_images(arguments.pop("data"), **arguments)
 
 
-@given(st.integers(2, 40), st.integers(2, 40), st.integers(2, 20), st.integers(0, 99))
-def test_resize_square_equals_pil(height: int, width: int, size: int, seed: int) -> None:
-    """Short side to `size`, bilinear with antialiasing, centre crop; within one grey level."""
+@given(st.integers(2, 60), st.integers(2, 60), st.integers(2, 30), st.integers(0, 99))
+def test_resize_square_equals_torchvision(height: int, width: int, size: int, seed: int) -> None:
+    """Resize and CenterCrop on tensors: equal; on PIL pictures, as open_clip: one grey level."""
+    resize_and_crop = transforms.Compose([transforms.Resize(size), transforms.CenterCrop(size)])
     pixels = random_picture(seed, height, width)
-    short = min(height, width)
-    tall, wide = (max(size, round(side * size / short)) for side in (height, width))
+    out = resize_square(pixels[None], size)[0]
+    assert torch.equal(out, resize_and_crop(pixels))
     image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
-    resized = np.asarray(image.resize((wide, tall), Image.Resampling.BILINEAR)).astype(int)
-    top, left = (tall - size) // 2, (wide - size) // 2
-    expected = resized[top : top + size, left : left + size].transpose(2, 0, 1)
-    out = resize_square(pixels[None], size)[0].numpy().astype(int)
-    assert out.shape == (3, size, size)
-    assert np.abs(out - expected).max() <= 1
+    expected = np.asarray(resize_and_crop(image)).astype(int).transpose(2, 0, 1)
+    assert np.abs(out.numpy().astype(int) - expected).max() <= 1
+
+
+@given(st.integers(2, 60), st.integers(2, 60), st.integers(0, 99))
+def test_squares_are_resized_as_ever(side: int, size: int, seed: int) -> None:
+    """Committed results are of square pictures: they must not change by a bit."""
+    pixels = random_picture(seed, side, side)[None]
+    resized = torch.nn.functional.interpolate(
+        pixels, (size, size), mode="bilinear", antialias=True, align_corners=False
+    )
+    assert torch.equal(resize_square(pixels, size), pixels if side == size else resized)
+
+
+def test_a_picture_of_one_row_is_refused_instead_of_filling_the_memory() -> None:
+    with pytest.raises(ValueError, match="200000 x 1 pixels are too narrow for a square of 224"):
+        resize_square(torch.zeros((1, 3, 1, 200_000), dtype=torch.uint8), 224)
 
 
 def test_resize_square_crops_the_long_side() -> None:
