@@ -3,8 +3,9 @@
     offsphere shards make --source=folder:flickr8k --split=train --out=shards/train
     offsphere shards make --source=csv:pairs.tsv --out=shards/pairs --shard-size=10000
 
-The encoded pictures are copied as they are, the captions go into a json member beside each, and
-manifest.json says what every shard holds.
+The encoded pictures are copied as they are. Beside each, a txt member holds its first caption, as
+open_clip and img2dataset have it, and a json member all of them. manifest.json says what each shard
+holds.
 """
 
 from __future__ import annotations
@@ -22,20 +23,24 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
+from offsphere.addresses import fetch, keep_secret, public
 from offsphere.command import one_line_errors
 from offsphere.config import parse
 from offsphere.emoji import hash_share
+from offsphere.record import write_json
 from offsphere.shards import (
     END_MARK,
     IMAGE_SUFFIXES,
     MANIFEST,
+    WRONG_SUM,
     BadSamples,
     ShardFacts,
-    fetch,
     fetch_manifest,
+    is_lost,
     is_streamed,
     key_and_suffix,
     kind_of,
+    no_suffix,
     shard_addresses,
     write_manifest,
 )
@@ -49,6 +54,8 @@ if TYPE_CHECKING:
 # Encoded samples that each worker holds to mix them, and decoded ones that it hands over at once.
 SHUFFLE_BUFFER = 1000
 CHUNK = 32
+# So many keys of an epoch are compared (about 1 GB of memory); what comes after is not.
+KEYS_REMEMBERED = 10**7
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,8 @@ def run(config: Config) -> dict[str, Any]:
         if not shards:
             raise ValueError(f"{config.source} has no samples in the split {config.split}.")
         write_manifest(temporary, shards)
+        # open_clip's name for the number of samples of each shard.
+        write_json(temporary / "sizes.json", {name: f.samples for name, f in shards.items()})
         temporary.rename(out)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -184,8 +193,11 @@ def write_shards(
         with tarfile.open(file, "w") as archive:
             for sample in members:
                 _add(archive, f"{sample.key}.{sample.suffix}", sample.image)
-                text = json.dumps({"captions": sample.captions}, ensure_ascii=False)
-                _add(archive, f"{sample.key}.json", text.encode())
+                first = sample.captions[0]
+                _add(archive, f"{sample.key}.txt", first.encode())
+                text = {"caption": first, "captions": sample.captions}
+                content = json.dumps(text, ensure_ascii=False).encode()
+                _add(archive, f"{sample.key}.json", content)
         with file.open("rb") as written:
             digest = hashlib.file_digest(written, "sha256").hexdigest()
         shards[file.name] = ShardFacts(len(members), file.stat().st_size, digest)
@@ -210,6 +222,7 @@ class Chunk(NamedTuple):
     pixels: UInt8[Tensor, "k 3 s s"] | None
     """None where a resume drops the samples anyway."""
     captions: list[str]
+    keys: list[str]
     problems: list[str]
     seen: int
     """Samples that were read, bad ones too."""
@@ -297,20 +310,39 @@ class StreamedPairs:
 
     def _epoch(self, epoch: int, drop: int) -> Iterator[Chunk]:
         """The chunks of one epoch, after which its length is checked."""
-        seen = 0
+        seen, known = 0, set[str]()
         for chunk in self._loader(epoch, 0 if self.bad.skip else drop):
             for problem in chunk.problems:
-                if problem not in self.bad.messages:
-                    self.bad.add(problem)
+                self._report(problem)
             seen += chunk.seen
-            yield chunk
+            yield self._without_known(chunk, known)
         expected = self._epoch_size(epoch)
         if not self.facts and seen != expected:
-            message = f"{self.name} gave {seen} samples in an epoch, but {expected} were expected."
-            if message not in self.bad.messages:
-                self.bad.add(message)
+            self._report(
+                f"{self.name} gave {seen} samples in an epoch, but {expected} were expected."
+            )
         if not seen:
             raise ValueError(f"{self.name} gave no samples: look at the shards.")
+
+    def _report(self, problem: str) -> None:
+        """Report a problem once, not in every epoch."""
+        if problem not in self.bad.messages:
+            self.bad.add(problem)
+
+    def _without_known(self, chunk: Chunk, known: set[str]) -> Chunk:
+        """The chunk without samples whose key an earlier shard of this epoch had."""
+        if len(known) > KEYS_REMEMBERED:
+            return chunk
+        new = [row for row, key in enumerate(chunk.keys) if key not in known]
+        if len(new) < len(chunk.keys):
+            for key in sorted(known.intersection(chunk.keys)):
+                self._report(f"{self.name}: two samples have the key {key!r}, in two shards.")
+            pixels = None if chunk.pixels is None else chunk.pixels[new]
+            captions = [chunk.captions[row] for row in new]
+            keys = [chunk.keys[row] for row in new]
+            chunk = Chunk(pixels, captions, keys, chunk.problems, chunk.seen)
+        known.update(chunk.keys)
+        return chunk
 
     def _loader(self, epoch: int, undecoded: int) -> Iterable[Chunk]:
         import torch
@@ -352,7 +384,8 @@ def stream_pairs(
     """Open `wds:` addresses for training; what can be wrong is checked before the first step."""
     from webdataset.utils import pytorch_worker_info
 
-    pattern = data.removeprefix("wds:")
+    pattern = keep_secret(data.removeprefix("wds:"))
+    data = f"wds:{pattern}"
     if not is_streamed(pattern):
         raise ValueError(f"{data!r} names local shards: they are read by offset, not streamed.")
     bad = BadSamples(on_bad_sample)
@@ -460,7 +493,7 @@ def read_stream(address: str, facts: ShardFacts | None) -> Iterator[Sample | Pro
     keys: set[str] = set()
     reason = None
     try:
-        for sample in _whole_samples(address, problems):
+        for sample in _whole_samples(address, problems, facts):
             if sample["__key__"] in keys:
                 problems.append(
                     Problem(f"{address}: two samples have the key {sample['__key__']!r}.")
@@ -469,7 +502,7 @@ def read_stream(address: str, facts: ShardFacts | None) -> Iterator[Sample | Pro
                 keys.add(sample["__key__"])
                 yield sample
     except (OSError, tarfile.TarError) as error:
-        reason = str(error)
+        reason = public(str(error)).rstrip(".")
     yield from problems
     expected = "" if facts is None else f" of {facts.samples}"
     if reason is not None:
@@ -481,11 +514,14 @@ def read_stream(address: str, facts: ShardFacts | None) -> Iterator[Sample | Pro
         yield Problem(
             f"The shard {address} holds {len(keys)} samples, but {MANIFEST} says {facts.samples}."
         )
+    elif not keys and not problems:
+        yield Problem(f"The shard {address} holds no samples.")
 
 
-def _whole_samples(address: str, problems: list[Problem]) -> Iterator[Sample]:
+def _whole_samples(
+    address: str, problems: list[Problem], facts: ShardFacts | None
+) -> Iterator[Sample]:
     """The samples of a streamed tar; one without its end mark raises after the last whole one."""
-    from webdataset.gopen import set_options
     from webdataset.tariterators import group_by_keys, tar_file_iterator
 
     def note(error: Exception) -> bool:
@@ -494,27 +530,27 @@ def _whole_samples(address: str, problems: list[Problem]) -> Iterator[Sample]:
 
     failures: list[Exception] = []
 
-    def files(stream: Any) -> Iterator[dict[str, Any]]:
+    def files(stream: _Tail) -> Iterator[dict[str, Any]]:
         try:
-            for file in tar_file_iterator(stream):
+            for file in tar_file_iterator(stream):  # pyright: ignore[reportArgumentType]
+                if key_and_suffix(file["fname"]) is None and is_lost(file["fname"]):
+                    problems.append(Problem(f"{address}: {no_suffix(file['fname'])}"))
                 yield {**file, "__url__": address}
             if not stream.ends_whole():
                 failures.append(tarfile.ReadError("it has no end-of-archive mark"))
+            elif facts is not None and facts.sha256 not in (None, stream.digest.hexdigest()):
+                problems.append(Problem(f"The shard {address} has {WRONG_SUM}."))
         except (OSError, tarfile.TarError) as error:
             failures.append(error)
 
     with fetch(address) as source:
         last = None
-        try:
-            for sample in group_by_keys(files(_Tail(source)), keys=_divided, handler=note):
-                if last is not None:
-                    yield last
-                last = sample
-            if last is not None and (not failures or _complete(last)):
+        for sample in group_by_keys(files(_Tail(source)), keys=_divided, handler=note):
+            if last is not None:
                 yield last
-        except GeneratorExit:  # the reader has enough; a command that is cut off is no error
-            set_options(source, ignore_errors=True)
-            raise
+            last = sample
+        if last is not None and (not failures or _complete(last)):
+            yield last
         if failures:
             raise failures[0]
 
@@ -524,14 +560,15 @@ def _divided(name: str) -> tuple[str, str] | tuple[None, None]:
 
 
 class _Tail:
-    """A stream that remembers its last bytes, to see whether a tar has its end mark."""
+    """A stream that remembers its last bytes, which a tar's end mark should be, and their hash."""
 
     def __init__(self, source: BinaryIO) -> None:
-        self.source, self.tail = source, b""
+        self.source, self.tail, self.digest = source, b"", hashlib.sha256()
 
     def read(self, size: int) -> bytes:
         content = self.source.read(size)
         self.tail = (self.tail + content)[-len(END_MARK) :]
+        self.digest.update(content)
         return content
 
     def ends_whole(self) -> bool:
@@ -601,14 +638,14 @@ class DecodeChunks:
     def skip(self, items: Sequence[Sample | Problem]) -> Chunk:
         """A chunk that is only counted."""
         problems = [item.message for item in items if isinstance(item, Problem)]
-        seen = len(items) - len(problems)
-        return Chunk(None, [""] * seen, problems, seen)
+        keys = [item["__key__"] for item in items if not isinstance(item, Problem)]
+        return Chunk(None, [""] * len(keys), keys, problems, len(keys))
 
     def decode(self, items: Sequence[Sample | Problem]) -> Chunk:
         """A chunk with its pictures and captions."""
         import torch
 
-        pixels, captions, problems, seen = [], [], [], 0
+        pixels, captions, keys, problems, seen = [], [], [], [], 0
         for item in items:
             decoded = item if isinstance(item, Problem) else _decode_sample(item, self.image_size)
             seen += not isinstance(item, Problem)
@@ -617,9 +654,10 @@ class DecodeChunks:
             else:
                 pixels.append(decoded.picture)
                 captions.append(self.choose(decoded.key, decoded.captions))
+                keys.append(decoded.key)
         shape = (0, 3, self.image_size, self.image_size)
         stacked = torch.stack(pixels) if pixels else torch.empty(shape, dtype=torch.uint8)
-        return Chunk(stacked, captions, problems, seen)
+        return Chunk(stacked, captions, keys, problems, seen)
 
     def choose(self, key: str, captions: Sequence[str]) -> str:
         """A sample's caption in this epoch, whatever the order and the workers."""

@@ -10,10 +10,12 @@ import tarfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from samples import encoded, write_tar
 from torch import Tensor
 
@@ -21,7 +23,7 @@ from crossmodal import shards as shards_module
 from crossmodal.captions import load_captions
 from crossmodal.shards import Config, StreamedPairs, main, run, stream_pairs
 from offsphere.emoji import hash_share
-from offsphere.shards import ShardFacts, read_manifest, scan_shard, write_manifest
+from offsphere.shards import ShardFacts, checksum, read_manifest, scan_shard, write_manifest
 
 SAMPLES = (5, 7, 4, 8)
 TOTAL = sum(SAMPLES)
@@ -240,6 +242,42 @@ def test_a_missing_shard_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch)
                 list(stream.from_step(0, TOTAL))
 
 
+def test_a_key_in_two_shards_is_named_or_counted(folder: Path) -> None:
+    write_tar(folder / "t-3.tar", pairs(16, 23) + pairs(0, 1))
+    stream = open_stream(f"file:{folder}", train_samples=TOTAL)
+    with pytest.raises(ValueError, match="two samples have the key 's000', in two shards"):
+        list(stream.from_step(0, 6))
+    stream = open_stream(f"file:{folder}", train_samples=TOTAL, on_bad_sample="skip")
+    batches = stream.from_step(0, 12)
+    assert Counter(numbers(islice(batches, 5))).most_common(1)[0][1] == 1
+    assert sum("s000" in message for message in stream.skipped) == 1
+
+
+def test_what_is_lost_in_a_streamed_shard_is_named(folder: Path) -> None:
+    """A member without a suffix, a shard without samples, a byte that flipped in a caption."""
+    facts = {
+        p.name: ShardFacts(n, None, checksum(p)) for n, p in zip(SAMPLES, tars(folder), strict=True)
+    }
+    write_manifest(folder, facts)
+    base = f"file:{folder}"
+    assert len(numbers(open_stream(base).from_step(0, 6))) == TOTAL
+    good = (folder / "t-1.tar").read_bytes()
+    (folder / "t-1.tar").write_bytes(good.replace(b'"6 b"', b'"6 x"'))
+    with pytest.raises(ValueError, match=r"t-1.tar has other bytes than those whose SHA-256"):
+        list(open_stream(base).from_step(0, 6))
+    (folder / "manifest.json").unlink()
+    write_tar(folder / "t-1.tar", [])
+    with pytest.raises(ValueError, match=r"t-1.tar holds no samples"):
+        list(open_stream(base, train_samples=TOTAL).from_step(0, 6))
+    write_tar(folder / "t-1.tar", [*pairs(5, 12), ("picture", png(1))])
+    with pytest.raises(ValueError, match=r"t-1.tar: the member 'picture' has no suffix"):
+        list(open_stream(base, train_samples=TOTAL).from_step(0, 6))
+
+
+def tars(folder: Path) -> list[Path]:
+    return sorted(folder.glob("t-*.tar"))
+
+
 def test_a_shard_of_another_length_is_named(folder: Path) -> None:
     write_manifest(folder, {f"t-{i}.tar": ShardFacts(n) for i, n in enumerate((5, 7, 5, 8))})
     stream = open_stream(f"file://{folder}")
@@ -340,6 +378,7 @@ def test_made_shards_hold_the_source(table: str, tmp_path: Path) -> None:
         *(f"all-{i:06d}.tar" for i in range(3)),
         "manifest.json",
         "shards",
+        "sizes.json",
     ]
     made = load_captions(summary["data"], split="all", image_size=8)
     source = load_captions(table, split="all", image_size=8)
@@ -348,6 +387,46 @@ def test_made_shards_hold_the_source(table: str, tmp_path: Path) -> None:
     assert torch.equal(made.batch(torch.arange(12)), source.batch(torch.arange(12)))
     with tarfile.open(out / "all-000002.tar") as archive:
         assert archive.extractfile("pics/p_11.png").read() == png(11)  # pyright: ignore
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it closes no file
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_open_clips_own_loader_reads_made_shards(table: str, tmp_path: Path) -> None:
+    """Its trainer's: every picture with its first caption, and the size that sizes.json gives."""
+    from argparse import Namespace
+
+    from open_clip_train.data import get_wds_dataset
+
+    summary = run(Config(source=table, out=f"{tmp_path}/made", shard_size=5))
+    settings = Namespace(
+        train_data=summary["data"].removeprefix("wds:"), train_num_samples=None, batch_size=4,
+        train_data_upsampling_factors=None, dataset_resampled=False, seed=0, workers=0,
+        world_size=1, distributed=False,
+    )  # fmt: skip
+
+    def first_pixel(image: Image.Image) -> Tensor:
+        return torch.tensor(image.getpixel((0, 0)))
+
+    def as_numbers(text: str) -> Tensor:
+        return torch.tensor([list(text.encode().ljust(8))])
+
+    data = get_wds_dataset(settings, first_pixel, True, tokenizer=as_numbers)
+    assert data.dataloader.num_samples == 12
+    seen = [
+        (picture[0].item(), bytes(text.tolist()).decode().strip())
+        for pictures, texts in data.dataloader
+        for picture, text in zip(pictures, texts, strict=True)
+    ]
+    assert sorted(seen) == [(i, f"{i} a") for i in range(12)]
+
+
+def test_members_of_made_shards(table: str, tmp_path: Path) -> None:
+    run(Config(source=table, out=f"{tmp_path}/made"))
+    with tarfile.open(tmp_path / "made" / "all-000000.tar") as archive:
+        assert archive.getnames()[:3] == ["pics/p_00.png", "pics/p_00.txt", "pics/p_00.json"]
+        assert archive.extractfile("pics/p_00.txt").read() == b"0 a"  # pyright: ignore
+        text = archive.extractfile("pics/p_00.json").read()  # pyright: ignore
+        assert json.loads(text) == {"caption": "0 a", "captions": ["0 a", "0 b"]}
 
 
 def test_the_manifest_of_made_shards_is_true(table: str, tmp_path: Path) -> None:
