@@ -11,6 +11,8 @@ import open_clip
 import pytest
 import torch
 from clip_benchmark import cli
+from PIL import Image
+from torchvision.transforms.v2.functional import to_pil_image
 
 from crossmodal import benchmark, export
 from crossmodal.captions import load_captions
@@ -64,6 +66,49 @@ def test_open_clip_loads_the_same_towers_and_scale(runs, table, tmp_path):
     scale = state["method"]["objective.log_scale"].exp() / state["method"]["objective.ratio"]
     assert model.logit_scale.exp().item() == pytest.approx(scale.item(), rel=1e-5)
     assert metrics["run/status"] == "finished"
+
+
+def test_a_run_and_its_export_score_alike_on_pictures_that_are_no_squares(tmp_path):
+    """Sides whose ratios and margins are odd: torchvision's rounding of crops decides on pixels."""
+    draw = torch.Generator().manual_seed(0)
+    rows = ["image,caption"]
+    for number in range(40):
+        sides = torch.randint(33, 90, (2,), generator=draw).tolist()
+        noise = torch.randint(0, 256, (3, 6, 6), generator=draw, dtype=torch.uint8)
+        picture = to_pil_image(noise).resize((sides[0], sides[1]), Image.Resampling.BICUBIC)
+        picture.save(tmp_path / f"{number}.png")
+        rows.append(f"{number}.png,number {number}")
+    (tmp_path / "pairs.csv").write_text("\n".join(rows))
+    data = f"csv:{tmp_path}/pairs.csv"
+    metrics = run(
+        Config(
+            data=data, data_test=data, batch_size=20, samples=100, min_scale=1.0, threads=1,
+            out=str(tmp_path / "runs"),
+        )
+    )  # fmt: skip
+    (folder,) = (tmp_path / "runs" / "train_clip").iterdir()
+    out = export.run(export.Config(run=str(folder), out=str(tmp_path / "clip")))
+    model, _, preprocess = open_clip.create_model_and_transforms(f"local-dir:{out}")
+    model.eval()
+    pictures = [Image.open(tmp_path / f"{number}.png") for number in range(40)]
+    shown = torch.stack([preprocess(picture) for picture in pictures])
+    tokens = open_clip.get_tokenizer(f"local-dir:{out}")([f"number {i}" for i in range(40)])
+    with torch.no_grad():
+        scores = model.encode_image(shown, normalize=True) @ model.encode_text(tokens, True).T
+    right = torch.arange(40)
+    for name, rows in (("i2t", scores), ("t2i", scores.T)):
+        rank = (rows > rows.diagonal()[:, None]).sum(1)
+        for k in (1, 5, 10):
+            recall = (rank < k).double().mean().item()
+            assert metrics[f"test/{name}_r{k}"] == pytest.approx(recall, abs=1e-9)
+        assert 0.1 < metrics[f"test/{name}_r10"] < 0.9, "a score that could differ"
+    # Our own pixels are those of its preprocessing, but for PIL's last grey level.
+    ours = load_captions(data, split="all", image_size=32).batch(right).float()
+    mean, std = (
+        torch.tensor(x)[:, None, None]
+        for x in (model.visual.preprocess_cfg["mean"], model.visual.preprocess_cfg["std"])
+    )
+    assert (ours - (shown * std + mean) * 255).abs().max() < 1.01
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -8,6 +8,7 @@ import http.server
 import json
 import tarfile
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -389,19 +390,15 @@ def test_made_shards_hold_the_source(table: str, tmp_path: Path) -> None:
         assert archive.extractfile("pics/p_11.png").read() == png(11)  # pyright: ignore
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it closes no file
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_open_clips_own_loader_reads_made_shards(table: str, tmp_path: Path) -> None:
     """Its trainer's: every picture with its first caption, and the size that sizes.json gives."""
     from argparse import Namespace
 
-    from open_clip_train.data import get_wds_dataset
+    from open_clip_train.data import get_dataset_size, get_wds_dataset
 
     summary = run(Config(source=table, out=f"{tmp_path}/made", shard_size=5))
     settings = Namespace(
-        train_data=summary["data"].removeprefix("wds:"), train_num_samples=None, batch_size=4,
-        train_data_upsampling_factors=None, dataset_resampled=False, seed=0, workers=0,
-        world_size=1, distributed=False,
+        val_data=summary["data"].removeprefix("wds:"), val_num_samples=None, batch_size=4, workers=1
     )  # fmt: skip
 
     def first_pixel(image: Image.Image) -> Tensor:
@@ -410,13 +407,15 @@ def test_open_clips_own_loader_reads_made_shards(table: str, tmp_path: Path) -> 
     def as_numbers(text: str) -> Tensor:
         return torch.tensor([list(text.encode().ljust(8))])
 
-    data = get_wds_dataset(settings, first_pixel, True, tokenizer=as_numbers)
-    assert data.dataloader.num_samples == 12
+    loader = get_wds_dataset(settings, first_pixel, False, tokenizer=as_numbers).dataloader
     seen = [
         (picture[0].item(), bytes(text.tolist()).decode().strip())
-        for pictures, texts in data.dataloader
+        for pictures, texts in loader
         for picture, text in zip(pictures, texts, strict=True)
     ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # it leaves closing to the collector
+        assert get_dataset_size(settings.val_data) == (12, 3)
     assert sorted(seen) == [(i, f"{i} a") for i in range(12)]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import struct
 import tarfile
+import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -24,6 +26,28 @@ def encoded(pixels: Tensor, kind: str = "png") -> bytes:
         buffer, {"jpg": "jpeg"}.get(kind, kind), **({"quality": 95} if kind == "jpg" else {})
     )
     return buffer.getvalue()
+
+
+def bomb(side: int = 30_000) -> bytes:
+    """A PNG of a few bytes that says it has side x side pixels."""
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(bytes(99))), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(content))
+        + kind
+        + content
+        + struct.pack(">I", zlib.crc32(kind + content))
+        for kind, content in chunks
+    )
+
+
+def damaged_tiff() -> bytes:
+    """A grey TIFF that says where its pixels are by a fraction: PIL raises a TypeError."""
+    tags = {0x100: 8, 0x101: 8, 0x102: 8, 0x103: 1, 0x106: 1, 0x115: 1, 0x116: 8, 0x117: 64}
+    entries = [struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items()]
+    entries.insert(5, struct.pack("<HHII", 0x111, 5, 1, 300))
+    head = b"II*\0\x08\0\0\0" + struct.pack("<H", len(entries)) + b"".join(entries) + bytes(4)
+    return head.ljust(300, b"\0") + struct.pack("<II", 400, 1).ljust(100, b"\0") + bytes(64)
 
 
 def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import pickle
 import struct
 import tarfile
@@ -15,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from samples import encoded, random_picture, write_tar
+from samples import bomb, damaged_tiff, encoded, random_picture, write_tar
 from torch.utils.data import DataLoader
 from torchvision import datasets
 from torchvision.transforms import v2 as transforms
@@ -24,7 +25,7 @@ from offsphere import emoji as emoji_module
 from offsphere import pictures as pictures_module
 from offsphere.emoji import emoji_pictures, load_emoji
 from offsphere.pictures import as_it_is, decode, in_validation, resize_square
-from offsphere.shards import shard_paths
+from offsphere.shards import ShardFacts, checksum, shard_paths, write_manifest
 from vision import experiment
 from vision import images as images_module
 from vision.experiment import load_splits
@@ -227,6 +228,67 @@ def test_too_few_images_are_refused(tmp_path: Path) -> None:
         load_images(f"folder:{tmp_path}", split="test")
 
 
+@pytest.mark.parametrize("unreadable", ["a", "a/below"])
+def test_a_folder_that_cannot_be_read_is_named_or_counted(
+    unreadable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path / "f", ("a", "b", "c"), 9)
+    (tmp_path / "f" / "a" / "below").mkdir()
+    scandir = os.scandir
+
+    def refuse(path):  # as for somebody who is not root
+        if str(path) == f"{tmp_path}/f/{unreadable}":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", refuse)
+    message = f"The folder {tmp_path}/f/{unreadable} cannot be read: Permission denied."
+    with pytest.raises(ValueError, match=message):
+        load_images(f"folder:{tmp_path}/f", split="all")
+    images = load_images(f"folder:{tmp_path}/f", split="all", on_bad_sample="skip")
+    assert images.skipped == (message,)
+    assert len(images) == (18 if unreadable == "a" else 27)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a/z.png", bomb(), "z.png cannot be decoded: Image size .900000000 pixels. exceeds"),
+        ("a/z.tif", damaged_tiff(), "z.tif cannot be decoded: 'IFDRational' object"),
+        ("a/z.heic", b"x", "z.heic: heic pictures are not read"),
+        ("z.png", b"x", "z.png lies outside the class folders .a, b, ...."),
+        ("a/z.png/", b"", "z.png is a folder, not a picture"),
+        (b"a/z\xff.png", b"x", "the name is not UTF-8"),
+    ],
+)
+def test_what_is_no_picture_in_a_folder_is_named_or_counted(
+    name: str | bytes, content: bytes, message: str, tmp_path: Path
+) -> None:
+    write_folder(tmp_path / "f", ("a", "b"), 6)
+    file = tmp_path / "f" / os.fsdecode(name)
+    if str(name).endswith("/"):
+        file.mkdir()
+    else:
+        file.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load_images(f"folder:{tmp_path}/f", split="all")
+    images = load_images(f"folder:{tmp_path}/f", split="all", on_bad_sample="skip")
+    assert len(images) == 12
+    assert len(images.skipped) == 1
+
+
+def test_linked_folders_are_followed_and_loops_are_not(tmp_path: Path) -> None:
+    write_folder(tmp_path / "f", ("a", "b"), 4)
+    write_folder(tmp_path / "elsewhere", ("c",), 5)
+    (tmp_path / "f" / "a" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "f" / "a" / "loop").symlink_to(tmp_path / "f" / "a")
+    (tmp_path / "f" / "b" / "itself").symlink_to(tmp_path / "f" / "b" / "itself")
+    (tmp_path / "f" / "b" / "notes.txt").write_text("no picture")
+    images = load_images(f"folder:{tmp_path}/f", split="all")
+    assert torch.bincount(images.labels).tolist() == [9, 4]
+    assert images.skipped == ()
+
+
 def test_corrupt_picture_in_a_folder_is_named_or_skipped(tmp_path: Path) -> None:
     write_folder(tmp_path, ("a", "b"), 4)
     (tmp_path / "a" / "001.png").write_bytes(encoded(random_picture(1))[:60])
@@ -373,6 +435,13 @@ def test_compressed_shard_is_refused(tmp_path: Path) -> None:
             [("word.png", encoded(random_picture(1))), ("word.cls", b"cat")],
             "word.cls should hold a class",
         ),
+        (
+            [("far.png", encoded(random_picture(1))), ("far.cls", b"3000000000")],
+            "far.cls should hold a class index below 1,000,000",
+        ),
+        ([("bomb.png", bomb()), ("bomb.cls", b"1")], "bomb.png cannot be decoded: Image size"),
+        ([("x.jpg", damaged_tiff()), ("x.cls", b"1")], "x.jpg cannot be decoded: 'IFDRational'"),
+        ([("picture", encoded(random_picture(1)))], "the member 'picture' has no suffix"),
     ],
 )
 def test_bad_sample_is_named_or_skipped_and_counted(
@@ -386,6 +455,44 @@ def test_bad_sample_is_named_or_skipped_and_counted(
     assert torch.equal(images.pixels, torch.stack([random_picture(i) for i in range(6)]))
     assert len(images.skipped) == 1
     assert message in images.skipped[0]
+
+
+def test_keys_in_two_shards_are_named_or_counted(shards: str, tmp_path: Path) -> None:
+    write_tar(tmp_path / "train-000001.tar", sample_members(8, 18))
+    first, second = tmp_path / "train-000000.tar", tmp_path / "train-000001.tar"
+    with pytest.raises(ValueError, match=f"Two samples have the key 's0008': in {first} and in"):
+        load_images(shards, split="all")
+    images = in_memory(shards, split="all", on_bad_sample="skip")
+    assert len(images) == 28
+    assert images.skipped == tuple(
+        f"Two samples have the key 's000{k}': in {first} and in {second}." for k in (8, 9)
+    )
+
+
+def test_a_shard_with_nothing_but_end_marks_is_named(shards: str, tmp_path: Path) -> None:
+    write_tar(tmp_path / "train-000001.tar", [])
+    with pytest.raises(ValueError, match=r"train-000001.tar holds no samples"):
+        load_images(shards, split="all")
+    assert len(load_images(shards, split="all", on_bad_sample="skip")) == 20
+
+
+def test_the_manifest_is_heeded(shards: str, tmp_path: Path) -> None:
+    paths = [tmp_path / f"train-{i:06d}.tar" for i in range(3)]
+    facts = {p.name: ShardFacts(10, p.stat().st_size, checksum(p)) for p in paths}
+    write_manifest(tmp_path, facts)
+    whole = in_memory(shards, split="all")
+    for change, message in (
+        ({"samples": 11}, "train-000001.tar holds 10 samples, but manifest.json says 11"),
+        ({"bytes": 5}, "train-000001.tar has .* bytes, but manifest.json says 5"),
+        ({"sha256": "0" * 64}, "train-000001.tar has other bytes than those whose SHA-256"),
+    ):
+        changed = facts[paths[1].name]._replace(**change)
+        write_manifest(tmp_path, {**facts, paths[1].name: changed})
+        with pytest.raises(ValueError, match=message):
+            load_images(shards, split="all")
+        images = in_memory(shards, split="all", on_bad_sample="skip")
+        assert images.fingerprint == whole.fingerprint
+        assert len(images.skipped) == 1
 
 
 def test_missing_shard_is_named(shards: str, tmp_path: Path) -> None:
