@@ -6,6 +6,7 @@ import contextlib
 import functools
 import http.server
 import json
+import re
 import tarfile
 import threading
 import warnings
@@ -23,6 +24,7 @@ from torch import Tensor
 from crossmodal import shards as shards_module
 from crossmodal.captions import load_captions
 from crossmodal.shards import Config, StreamedPairs, main, run, stream_pairs
+from offsphere.config import parse
 from offsphere.emoji import hash_share
 from offsphere.shards import ShardFacts, checksum, read_manifest, scan_shard, write_manifest
 
@@ -336,6 +338,37 @@ def test_what_cannot_be_streamed_is_refused(folder: Path) -> None:
         open_stream(base, train_samples=7)
     with pytest.raises(ValueError, match=r"does not list t-4\.tar \(1 shards"):
         stream_pairs(f"wds:{base}/t-{{0..4}}.tar", image_size=8, batch_size=2, seed=0)
+
+
+def test_a_token_in_an_address_is_used_and_written_nowhere(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the same run is found again under another token."""
+    from crossmodal import train_clip
+
+    out = tmp_path / "runs"
+    with serve(with_manifest(folder)) as base:
+        place = base.removeprefix("http://")
+        words = [
+            f"--data-test=wds:{folder}/t-0.tar",
+            "--samples=8",
+            "--batch-size=4",
+            f"--out={out}",
+        ]
+        for token in ("TOKEN", "OTHER"):
+            data = f"wds:http://user:{token}@{place}/t-{{0..3}}.tar?sig={token}"
+            config = parse(train_clip.Config, [f"--data={data}", "--threads=1", *words])
+            assert config.data == f"wds:http://{place}/t-{{0..3}}.tar"
+            metrics = train_clip.run(config)
+            assert metrics["run/samples"] == 8
+    (found,) = (out / "train_clip").iterdir()
+    assert "is finished" in capsys.readouterr().out
+    assert f"data: wds:http://{place}/t-{{0..3}}.tar" in (found / "config.yaml").read_text()
+    for file in found.rglob("*"):
+        if file.is_file():
+            assert not {b"TOKEN", b"OTHER"} & set(re.findall(b"TOKEN|OTHER", file.read_bytes())), (
+                file
+            )
 
 
 def test_commands_are_run_only_if_allowed(folder: Path) -> None:
