@@ -203,6 +203,9 @@ class Ranks:
 @contextmanager
 def connected(settings: TrainSettings, script: str) -> Iterator[Ranks]:
     """The ranks of a run: those torchrun or SLURM started, or --devices that are started here."""
+    if _alone(settings):
+        yield here(settings)
+        return
     fabric = _fabric(settings)
     if fabric.world_size == 1:
         yield Ranks(fabric.device)
@@ -222,7 +225,19 @@ def connected(settings: TrainSettings, script: str) -> Iterator[Ranks]:
 
 def here(settings: TrainSettings) -> Ranks:
     """This process on the device of the settings, in the process group if one exists already."""
-    return Ranks(_fabric(settings).device)
+    if not _alone(settings):
+        return Ranks(_fabric(settings).device)
+    device = choose_device(settings.device)
+    _check_precision(settings, device)
+    return Ranks(device)
+
+
+def _alone(settings: TrainSettings) -> bool:
+    """Whether no other process has a part in the run.
+
+    Then Fabric is not needed, whose import costs more than all the rest before the first step.
+    """
+    return not _started_outside() and settings.devices * settings.nodes == 1
 
 
 def _fabric(settings: TrainSettings) -> Fabric:
@@ -230,6 +245,12 @@ def _fabric(settings: TrainSettings) -> Fabric:
     from lightning_fabric.strategies import DDPStrategy
 
     devices, nodes = _world(settings)
+    if nodes > 1 and not (_started_outside() or "NODE_RANK" in os.environ):
+        raise ValueError(
+            f"--nodes={nodes} needs a launcher on every machine, which tells each where the others "
+            f"are: torchrun --nnodes={nodes} --nproc-per-node={devices} --rdzv-endpoint=HOST:PORT "
+            f"{Path(sys.argv[0]).name} ..., or srun."
+        )
     if settings.batch_size < devices * nodes:
         raise ValueError(
             f"--batch-size={settings.batch_size} is the batch of all {devices * nodes} ranks "
@@ -246,12 +267,16 @@ def _fabric(settings: TrainSettings) -> Fabric:
             )
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"--device={settings.device} cannot be used: {error}") from error
-    if settings.precision != "32-true" and fabric.device.type == "cpu":
+    _check_precision(settings, fabric.device)
+    return fabric
+
+
+def _check_precision(settings: TrainSettings, device: torch.device) -> None:
+    if settings.precision != "32-true" and device.type == "cpu":
         raise ValueError(
             f"--precision={settings.precision} is for accelerators: on a CPU it is many times "
             "slower than float32. Use --precision=32-true."
         )
-    return fabric
 
 
 def _started_outside() -> bool:
@@ -295,6 +320,8 @@ def choose_device(name: str) -> torch.device:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if name == "auto":
         return accelerator or torch.device("cpu")
+    if name == "gpu" and accelerator is not None:
+        return accelerator
     if name not in ("cpu", getattr(accelerator, "type", "cpu")):
         raise ValueError(
             f"--device={name} is not there; this machine has {accelerator or 'only the cpu'}."
