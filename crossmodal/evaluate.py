@@ -22,6 +22,7 @@ from offsphere.geometry import (
     modality_gap,
     norm_statistics,
 )
+from offsphere.progress import track
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -165,9 +166,10 @@ def encode_pictures(towers: ClipTowers, data: Captioned) -> Float[Tensor, "n d"]
         features = frozen_features(towers.frozen, data)
         parts = [towers.encode_features(rows.to(device)) for rows in features.split(CHUNK)]
     else:
+        chunks = torch.arange(len(data)).split(CHUNK)
         parts = [
             towers.encode_image(towers.normalise(data.batch(rows).to(device)))
-            for rows in torch.arange(len(data)).split(CHUNK)
+            for rows in track(chunks, len(chunks), "encoding images")
         ]
     return torch.cat([part.float().cpu() for part in parts])
 
@@ -178,9 +180,10 @@ def encode_texts(towers: ClipTowers, texts: Sequence[str]) -> Float[Tensor, "m d
     device = next(towers.parameters()).device
     tokens = towers.tokenize(texts)
     order = tokens.ne(0).sum(1).argsort(stable=True)
+    chunks = order.split(CHUNK)
     parts = [
         towers.encode_text(towers.trim(tokens[rows]).to(device)).float().cpu()
-        for rows in order.split(CHUNK)
+        for rows in track(chunks, len(chunks), "encoding texts")
     ]
     return torch.cat(parts)[order.argsort()]
 

@@ -23,6 +23,7 @@ from offsphere.encoders.clip import ClipTowers, clip_towers
 from offsphere.encoders.frozen import FrozenTower, frozen_tower
 from offsphere.objective import Objective
 from offsphere.pictures import MEMORY_LIMIT
+from offsphere.progress import say
 from offsphere.record import RunFolder
 from offsphere.shards import is_streamed
 from offsphere.training.ranks import Rows, own_rows, share
@@ -63,6 +64,16 @@ class Splits:
             for name, x in named.items()
             if x is not None
         }
+
+    def told(self, measured: str, image_size: int) -> str:
+        """The data in one line; `measured` is the name of the split that is measured."""
+        train, test = self.train, self.test
+        skipped = sum(len(x.skipped) for x in (train, test))
+        left_out = f", {skipped:,} damaged ones left out" if skipped else ""
+        return (
+            f"Data: {train.name}: {len(train):,} images with captions to train on, {len(test):,} "
+            f"to measure on ({measured}), {image_size} x {image_size} pixels{left_out}."
+        )
 
 
 kept_captions = lru_cache(maxsize=4)(load_captions)
@@ -247,6 +258,10 @@ def train(settings: ClipSettings, script: str) -> dict[str, object]:
         lambda: load_splits(settings, towers().image_size, frozen=settings.image_tower is not None)
     )
 
+    def describe() -> dict[str, object]:
+        say(splits().told(settings.eval_split, towers().image_size))
+        return splits().describe()
+
     def experiment(_folder: RunFolder) -> Experiment:
         data = splits().train
         population = len(data)
@@ -273,7 +288,7 @@ def train(settings: ClipSettings, script: str) -> dict[str, object]:
             batches = TrainingBatches(data, towers(), settings)
         return Experiment(method, batches, population, evaluate, files)
 
-    return train_run(settings, script, lambda: splits().describe(), experiment)
+    return train_run(settings, script, describe, experiment)
 
 
 class Trained(NamedTuple):

@@ -22,6 +22,7 @@ from offsphere.addresses import public, real
 from offsphere.encoders.store import Store
 from offsphere.names import unknown
 from offsphere.pictures import DECODING_ERRORS, MEMORY_LIMIT, Listing, decode
+from offsphere.progress import track
 from offsphere.shards import existing, index_shard, is_streamed, key_and_suffix
 
 if TYPE_CHECKING:
@@ -254,7 +255,8 @@ def prompts_of(
 
 
 def _batches(captioned: Captioned, subject: Subject, size: int) -> Iterator[Batch]:
-    for rows in torch.arange(len(captioned)).split(size):
+    chunks = torch.arange(len(captioned)).split(size)
+    for rows in track(chunks, len(chunks), "encoding images"):
         pixels = [subject.preprocess(picture) for picture in _pictures(captioned, rows)]
         yield torch.stack(pixels), ()
 

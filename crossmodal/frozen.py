@@ -11,6 +11,7 @@ from crossmodal.captions import Captioned
 from offsphere.encoders.frozen import FrozenTower
 from offsphere.encoders.store import Store, cache_folder
 from offsphere.pictures import resize_square
+from offsphere.progress import track
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -33,7 +34,8 @@ def _encode(tower: FrozenTower, data: Captioned) -> Float[Tensor, "n f"]:
     mean = torch.tensor(tower.mean, device=device)[:, None, None] * 255
     std = torch.tensor(tower.std, device=device)[:, None, None] * 255
     parts = []
-    for rows in torch.arange(len(data)).split(CPU_CHUNK if device.type == "cpu" else CHUNK):
+    chunks = torch.arange(len(data)).split(CPU_CHUNK if device.type == "cpu" else CHUNK)
+    for rows in track(chunks, len(chunks), "encoding pictures"):
         pixels = resize_square(data.batch(rows), tower.image_size).to(device).float()
         pixels = ((pixels - mean) / std).contiguous(memory_format=torch.channels_last)
         parts.append(tower(pixels).float().cpu())

@@ -97,12 +97,6 @@ def is_first_process() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in numbers)
 
 
-def say(line: str) -> None:
-    """One line at once, also into a file or a pipe; only the first of a run's processes speaks."""
-    if is_first_process():
-        print(line, flush=True)
-
-
 def _end(message: str, code: int) -> NoReturn:
     with suppress(OSError):  # met again by the flush
         print(public(message), file=sys.stderr)

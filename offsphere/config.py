@@ -207,6 +207,17 @@ def differing(config: DataclassInstance) -> dict[str, Any]:
     return {name: given[name] for name in names if given[name] != usual[name]}
 
 
+def told(config: DataclassInstance) -> list[str]:
+    """The flags that make this run another one than the script's default, without keys."""
+    given = ((name.replace("_", "-"), value) for name, value in differing(config).items())
+    return [_public(word) for name, value in given for word in _flag_words(name, value)]
+
+
+def _public(text: str) -> str:
+    """A text whose addresses have lost what may be a key: the user's part and the query."""
+    return re.sub(r"(?<=://)[^/@\s]*@|(?<=\S)[?#]\S*", "", text) if "://" in text else text
+
+
 def _name_word(name: str, value: Any) -> str:
     """One setting as a part of a file's name."""
     if isinstance(value, bool) or value is None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from offsphere.objective import Objective
+from offsphere.progress import say
 from offsphere.record import RunFolder
 from offsphere.training.checkpoint import load_checkpoint
 from offsphere.training.run import Experiment, eval_exponents, objective_of, train_run
@@ -52,10 +53,14 @@ def train_retrieval(settings: RetrievalSettings) -> dict[str, object]:
         return {"train": own, **({"eval": others} if others else {})}
 
     def build(folder: RunFolder) -> Experiment:
-        print(encoder_line(settings))
+        say(encoder_line(settings))
         own, *others = collections()
         task = make_task(own, settings.task, settings.eval_split)
         population = len(task.train)
+        say(
+            f"Data: {own.name}: {len(task.documents):,} documents, {population:,} queries to train "
+            f"on, {len(task.measured):,} to measure on ({settings.eval_split})."
+        )
         total = steps_of(settings, population)
         inputs = Inputs(settings)
         towers = make_towers(inputs.trained, settings)
@@ -192,8 +197,12 @@ def train_sts(settings: StsSettings) -> dict[str, object]:
         return {name: x.describe() for name, x in pairs().items()}
 
     def build(folder: RunFolder) -> Experiment:
-        print(encoder_line(settings))
+        say(encoder_line(settings))
         train, test = pairs()["train"], pairs()["test"]
+        say(
+            f"Data: {settings.data}: {len(train.score):,} pairs of sentences to train on, "
+            f"{len(test.score):,} to measure on ({settings.eval_split})."
+        )
         steps_of(settings, len(train.score))
         inputs = Inputs(settings)
         towers = make_towers(inputs.trained, settings)

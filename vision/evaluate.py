@@ -19,6 +19,7 @@ from offsphere.evaluation.confidence import (
 from offsphere.evaluation.knn import KnnResult, knn
 from offsphere.evaluation.linear_probe import linear_probe, sgd_probe
 from offsphere.geometry import norm_statistics, unit
+from offsphere.progress import track
 from offsphere.views import IMAGENET_MEAN, IMAGENET_STD
 from vision.images import LazyImages
 
@@ -157,7 +158,7 @@ def extract(encoder: ImageEncoder, images: Images | LazyImages, workers: int = 0
     training = encoder.training
     encoder.eval()
     parts = []
-    for pixels in loader:
+    for pixels in track(loader, len(loader), "encoding images"):
         outputs = encoder((pixels.to(device).float() - mean) / std)
         parts.append(tuple(x.float().cpu() for x in outputs))
     encoder.train(training)

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from offsphere.encoders.images import ImageEncoder, image_encoder
 from offsphere.encoders.norm_interventions import cut_initialisation
+from offsphere.progress import say
 from offsphere.record import RunFolder
 from offsphere.training.ranks import Rows, share
 from offsphere.training.run import Experiment, eval_exponents, train_run
@@ -43,6 +44,17 @@ class Splits:
             for name, x in named.items()
             if x is not None
         }
+
+    def told(self, measured: str) -> str:
+        """The data in one line; `measured` is the name of the split that is measured."""
+        train, test = self.train, self.test
+        skipped = sum(len(x.skipped) for x in (train, test))
+        left_out = f", {skipped:,} damaged ones left out" if skipped else ""
+        return (
+            f"Data: {train.name}: {len(train):,} images to train on, {len(test):,} to measure on "
+            f"({measured}), {len(train.classes):,} classes, {train.image_size} x "
+            f"{train.image_size} pixels{left_out}."
+        )
 
 
 kept_images = lru_cache(maxsize=4)(load_images)
@@ -186,6 +198,10 @@ def train(
     """The metrics of the method that `build(population)` makes, trained or already finished."""
     splits = cache(lambda: load_splits(settings))
 
+    def describe() -> dict[str, object]:
+        say(splits().told(settings.eval_split))
+        return splits().describe()
+
     def experiment(folder: RunFolder) -> Experiment:
         if settings.save_views:
             some = splits().train.batch(torch.arange(min(8, len(splits().train))))
@@ -210,4 +226,4 @@ def train(
         batches = TrainingBatches(splits().train, settings)
         return Experiment(method, batches, population, evaluate, files)
 
-    return train_run(settings, script, lambda: splits().describe(), experiment)
+    return train_run(settings, script, describe, experiment)

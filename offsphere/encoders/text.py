@@ -22,6 +22,7 @@ from offsphere.encoders.static import StaticEncoder
 from offsphere.encoders.store import Store, cache_folder
 from offsphere.encoders.weights import why
 from offsphere.names import unknown
+from offsphere.progress import track
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -188,7 +189,7 @@ def encode_rows(
     training = module.training
     module.eval()
     parts = []
-    for rows in chunks:
+    for rows in track(chunks, len(chunks), "encoding texts"):
         inputs = part(rows)
         device = inputs.device if parameter is None else parameter.device
         parts.append(module(inputs.to(device)).float().cpu())

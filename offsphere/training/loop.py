@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import math
 import signal
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -18,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from offsphere.command import Stopped
 from offsphere.losses import NonFinite
 from offsphere.objective import Objective
+from offsphere.progress import Work, say
 from offsphere.record import RunFolder
 from offsphere.training.checkpoint import load_checkpoint, save_checkpoint
 from offsphere.training.loggers import open_loggers
@@ -142,6 +141,7 @@ def fit(
     state = ranks.on_first(lambda: load_checkpoint(folder.checkpoint))
     if state is None:
         ranks.start_alike(method)
+        say("Measuring the untrained model.")
         start, facts = 0, {"untrained": ranks.on_first(evaluate), "clipped": 0}
         if isinstance(batches, Streamed):
             facts["readers"] = _readers(settings, ranks)
@@ -149,6 +149,7 @@ def fit(
         start, facts = _restore(state, method, optimizers)
         if isinstance(batches, Streamed):
             _check_readers(facts, settings, ranks)
+        say(f"The run goes on after {start:,} of its {total:,} steps.")
     if ranks.first:
         folder.rewind(start - 1)
 
@@ -166,11 +167,14 @@ def fit(
             },
         )
 
+    samples = f"{total:,} steps of {settings.batch_size:,} samples"
+    say(f"Training: {samples}, on {device}, with {settings.threads} thread(s).")
     loader = _loader(batches, start, total, settings, own, pin_memory=device.type == "cuda")
     eval_steps = max(1, settings.eval_every // settings.batch_size) if settings.eval_every else 0
+    pieces: Any = {"unit": "steps", "start": start, "per_piece": settings.batch_size}
     with (
         _stop_signals() as stop,
-        _progress(settings, start, total, ranks) as show,
+        closing(Work("training", total, **pieces)) as work,
         open_loggers(settings, folder, start) if ranks.first else nullcontext(_no_log) as log,
     ):
         for step, batch in enumerate(loader, start):
@@ -210,7 +214,7 @@ def fit(
                 }
                 folder.log_step(row)
                 log(row)
-            show(step + 1, row)
+            work.done(step + 1, _loss_and_norm(row))
             if ranks.anyone(stop() is not None):
                 checkpoint(step + 1)
                 cause = stop() or "a signal to another rank"
@@ -221,6 +225,8 @@ def fit(
             if (step + 1) % settings.checkpoint_every == 0 and not last:
                 checkpoint(step + 1)
         _check_weights(method, total, settings)
+        work.close()
+        say("Measuring the trained model.")
         metrics = ranks.on_first(lambda: _final(folder, facts) | evaluate())
         log({"step": total - 1, **metrics})
     checkpoint(total)
@@ -424,37 +430,8 @@ def _stop_signals() -> Iterator[Callable[[], str | None]]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def _progress(
-    settings: TrainSettings, start: int, total: int, ranks: Ranks
-) -> Iterator[Callable[[int, dict[str, Any]], None]]:
-    """A bar with samples/s, time left, loss and norm; silent where nobody looks at a terminal."""
-    if not (settings.progress and ranks.first and sys.stderr.isatty()):
-        yield lambda _step, _row: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Left
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[speed]:.0f} samples/s"),
-        Left(),
-        TextColumn("loss {task.fields[loss]:.3f} norm {task.fields[norm]:.2f}"),
-    )
-    begin = time.monotonic()
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        name = f"{settings.cell} seed {settings.seed}"
-        task = bar.add_task(
-            name, total=total, completed=start, speed=0.0, loss=math.nan, norm=math.nan
-        )
-
-        def show(step: int, row: dict[str, Any]) -> None:
-            speed = (step - start) * settings.batch_size / max(time.monotonic() - begin, 1e-9)
-            bar.update(task, completed=step, speed=speed)
-            if "train/loss" in row:
-                bar.update(task, loss=row["train/loss"], norm=row["train/norm_left_mean"])
-
-        yield show
+def _loss_and_norm(row: dict[str, Any]) -> str:
+    """What a logged step says on the way."""
+    if "train/loss" not in row:
+        return ""
+    return f"loss {row['train/loss']:.3f}, norm {row['train/norm_left_mean']:.3g}"

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from offsphere.command import is_first_process, one_line_errors
-from offsphere.config import parse
+from offsphere.config import parse, told
 from offsphere.needs import refuse_missing
+from offsphere.progress import say, speaking
 from offsphere.record import RunFolder, run_path
 from offsphere.training.settings import TrainSettings
 
@@ -29,11 +30,14 @@ def main(
     with one_line_errors(script, "The same command goes on from the last checkpoint."):
         config = parse(config_class, description=description)
         folder = run_path(config, script=script, out=config.out, study=config.study)
-        if not (config.resume and RunFolder(folder).state == "finished"):
-            refuse_missing([config])
-        if not config.resume and is_first_process():
-            _move_aside(folder)
-        metrics = run(config)
+        with speaking(work=config.progress):
+            say(f"{script}: {' '.join(told(config)) or 'all settings at their default'}")
+            if not (config.resume and RunFolder(folder).state == "finished"):
+                refuse_missing([config])
+            if not config.resume and is_first_process():
+                _move_aside(folder)
+            say(f"Results go to {folder}\nLoading torch and the data ...")
+            metrics = run(config)
         if is_first_process():
             _show(config, metrics, columns, folder)
 
