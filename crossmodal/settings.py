@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from offsphere.catalog import KNOWN
 from offsphere.config import data_name, keyboard, where
+from offsphere.help import Groups
 from offsphere.share import CONFIGS
 from offsphere.training.settings import TrainSettings, check_setting
 
@@ -35,6 +36,17 @@ COLUMNS = (  # of the table that closes a run
 
 @dataclass(frozen=True)
 class ClipSettings(TrainSettings):
+    GROUPS: ClassVar[Groups] = {
+        "question": (("loss", "direction"), ("within_view",)),
+        "data": (
+            ("data", "data_test", "limit", "image_size"),
+            ("data_style", "judgements", "train_samples", "on_bad_sample", "allow_pipe",
+             "min_scale", "flip"),
+        ),
+        "encoder": (("model", "pretrained"), ("image_tower",)),
+        "measuring": (("eval_split",), ("templates", "save_embeddings")),
+    }  # fmt: skip
+
     temperature: float = 0.07
     """Divides the scores (times the calibration ratio)."""
     learnable_temperature: bool = True
@@ -74,6 +86,7 @@ class ClipSettings(TrainSettings):
     """A frozen image tower (LiT): efficientnet_lite0, timm:NAME[:FILE], open_clip:NAME:TAG."""
 
     loss: Literal["info_nce", "siglip"] = "info_nce"
+    """info_nce is CLIP's own; siglip judges each pair alone."""
     direction: Literal["both", "image_to_text", "text_to_image"] = "both"
     """Which side has to find the other (info_nce only; both is CLIP's own)."""
     within_view: bool = False

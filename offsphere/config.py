@@ -24,6 +24,7 @@ import yaml
 
 from offsphere.addresses import keep_secret, public
 from offsphere.catalog import identity, named
+from offsphere.help import help_text
 from offsphere.names import unknown
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ Given = dict[str, tuple[Sequence[str], str]]
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 LONGEST_NAME = 120
 """Characters of a run folder's name."""
-CONFIG_HELP = "--config=FILE.yaml takes settings from flat YAML files; a later file and flags win."
 
 
 def where(default: Any) -> Any:
@@ -95,8 +95,9 @@ def parse(
 ) -> ConfigT:
     """The settings from flags and `--config` files; a mistake ends in one line, exit 2."""
     argv = sys.argv[1:] if argv is None else argv
-    if "-h" in argv or "--help" in argv:
-        _help(config_class, description)
+    if {"-h", "--help", "--help-all"} & set(argv):
+        print(help_text(config_class, description, everything="--help-all" in argv))
+        raise SystemExit(0)
     try:
         items = list(_argv_items(argv))
         files = [str(file) for flag, values, _ in items if flag == "--config" for file in values]
@@ -105,7 +106,8 @@ def parse(
         flags = [item for item in items if item[0] != "--config"]
         return _build(config_class, recipes + flags, files)
     except (ValueError, OSError) as error:
-        print(f"{Path(sys.argv[0]).name}: error: {error} (see --help)", file=sys.stderr)
+        more = "" if "Did you mean" in str(error) else " (see --help)"
+        print(f"{Path(sys.argv[0]).name}: error: {error}{more}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
@@ -362,7 +364,9 @@ def _collect(config_class: type[DataclassInstance], items: Iterable[Item]) -> Gi
             name, values = name[3:], ["false"]
         try:
             if name not in kinds:
-                raise unknown("setting", label, kinds)
+                raise unknown("setting", label, _flags(kinds) if label.startswith("--") else kinds)
+            if not values and not {bool, tuple} & set(kinds[name]):
+                raise ValueError(f"{label} needs a value, as in {label}=VALUE.")
             given[name] = [_spell(label, v, kinds[name]) for v in values], origin
             if bool in kinds[name] and not values:
                 given[name] = ["True"], origin
@@ -389,7 +393,24 @@ def _spell(label: str, value: str | None, leaves: Sequence[Any]) -> str:
         choices += ["True", "False"]
     if value not in choices and {NoneType, bool, tuple, *choices}.issuperset(leaves):
         raise unknown(f"value of {label}", value, choices)
+    if value not in choices and not _is_number(value, leaves):
+        kind = "a number" if float in leaves else "a whole number, written with digits"
+        raise ValueError(f"{label} takes {kind}, got {value!r}.")
     return value
+
+
+def _is_number(value: str, leaves: Sequence[Any]) -> bool:
+    """Whether a value is such a number as the field takes; true if it takes none."""
+    kinds = [leaf for leaf in leaves if leaf in (int, float)]
+    for kind in kinds:
+        with contextlib.suppress(ValueError):
+            kind(value)
+            return True
+    return not kinds
+
+
+def _flags(names: Iterable[str]) -> list[str]:
+    return [f"--{name.replace('_', '-')}" for name in names]
 
 
 def _read(file: str | Path) -> str:
@@ -425,14 +446,3 @@ def _message(box: str) -> str:
     """What tyro's error box says between its first two rules."""
     parts = re.split(r"(?m)^[\s│╭╮╰╯]*[-─]{3}.*$", box)
     return " ".join(parts[1].replace("│", " ").split()) if len(parts) > 2 else box.strip()
-
-
-def _help(config_class: type, description: str | None) -> None:
-    import tyro
-
-    words = itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:])
-    program = " ".join([Path(sys.argv[0]).name, *words])
-    with contextlib.suppress(SystemExit):
-        tyro.cli(config_class, args=["--help"], description=description, prog=program)
-    print(CONFIG_HELP)
-    raise SystemExit(0)

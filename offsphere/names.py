@@ -18,6 +18,8 @@ SCALES = ("calibrated", "fixed")
 VARIANCE_ON = ("cosine", "score")
 LARGEST_SCALE = 100.0
 """A learnable scale (1 / temperature) stays between 1 and 100, as in CLIP, over the ratio r."""
+MOST_NAMES = 16
+"""Names that an error lists at most."""
 # Those of offsphere.similarity, which can be scored with after training.
 SIMILARITIES = (
     *CORNERS,
@@ -27,11 +29,27 @@ SIMILARITIES = (
 
 
 def unknown(what: str, got: object, expected: Iterable[str]) -> ValueError:
-    """The error for a name that is not one of `expected`, with the nearest one as the remedy."""
+    """The error for a name that is not one of `expected`: the nearest one, or else all of them."""
     expected = tuple(expected)
-    near = difflib.get_close_matches(str(got).lower(), expected, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return ValueError(f"Unknown {what} {got!r}: expected one of {', '.join(expected)}.{hint}")
+    near = nearest(str(got), expected)
+    if near is not None:
+        return ValueError(f"Unknown {what} {got!r}. Did you mean {near!r}?")
+    more = f" and {len(expected) - MOST_NAMES} more" if len(expected) > MOST_NAMES else ""
+    names = ", ".join(expected[:MOST_NAMES]) + more
+    return ValueError(f"Unknown {what} {got!r}: expected one of {names}.")
+
+
+def nearest(got: str, expected: Iterable[str]) -> str | None:
+    """The name that `got` was probably meant to be, whatever its case and its dashes."""
+    plain: dict[str, str] = {}
+    for name in expected:
+        plain.setdefault(_plain(name), name)
+    near = difflib.get_close_matches(_plain(got), plain, n=1, cutoff=0.5)
+    return plain[near[0]] if near and near[0] else None
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def check_similarities(names: Iterable[str]) -> None:

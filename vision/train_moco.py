@@ -9,7 +9,9 @@ The same command goes on with a run that was cut, and says so if it is finished.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from offsphere.help import Groups
 from offsphere.training.script import main
 from offsphere.training.settings import check_setting
 from vision.settings import COLUMNS, VisionSettings
@@ -17,6 +19,8 @@ from vision.settings import COLUMNS, VisionSettings
 
 @dataclass(frozen=True)
 class Config(VisionSettings):
+    GROUPS: ClassVar[Groups] = {"question": (("queue_size",), ("momentum", "key_groups"))}
+
     queue_size: int = 2048
     """Keys in the queue; at most the training images less one batch."""
     momentum: float = 0.99

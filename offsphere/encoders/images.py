@@ -6,7 +6,6 @@ torch's global generator: call `torch.manual_seed` first.
 
 from __future__ import annotations
 
-import difflib
 import math
 import warnings
 from collections.abc import Callable, Iterable
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from offsphere.encoders.weights import read_tensors
-from offsphere.names import unknown
+from offsphere.names import nearest, unknown
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -287,10 +286,11 @@ def _check_name(name: str) -> None:
             f"Expected an architecture as backbone, got {name!r}: use backbone={architecture!r} "
             f"and pretrained={tag!r}."
         )
-    near = difflib.get_close_matches(name.lower(), known, n=4, cutoff=0.5)
+    if (near := nearest(name, known)) is not None:
+        raise ValueError(f"Unknown backbone {name!r}. Did you mean {near!r}?")
     raise ValueError(
-        f"Unknown backbone {name!r}: expected tiny_resnet or one of timm's {len(known) - 1} models."
-        f" Nearest: {', '.join(near) or 'none; see timm.list_models()'}."
+        f"Unknown backbone {name!r}: expected tiny_resnet or one of timm's {len(known) - 1} models;"
+        " see timm.list_models()."
     )
 
 

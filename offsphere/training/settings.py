@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from offsphere.config import added, canonical_data, where
+from offsphere.help import Groups
 from offsphere.names import LARGEST_SCALE, parse_cell
 
 DEFAULT_SAMPLES = 120_000
@@ -17,6 +18,25 @@ DEFAULT_SAMPLES = 120_000
 
 @dataclass(frozen=True)
 class TrainSettings:
+    GROUPS: ClassVar[Groups] = {  # of --help: the common flags, then those of --help-all
+        "question": (
+            ("cell", "temperature", "scale", "variance_weight"),
+            ("eval_cell", "learnable_temperature", "batch_mean_norm", "exponent_lr", "variance_on",
+             "norm_penalty"),
+        ),
+        "training": (
+            ("batch_size", "samples", "epochs", "lr", "seed"),
+            ("optimizer", "lr_rule", "weight_decay", "warmup", "clip", "microbatch",
+             "sync_batch_norm"),
+        ),
+        "data": (("data_root",), ()),
+        "measuring": ((), ("eval_every", "log_every")),
+        "machine": (
+            ("out", "device", "devices", "workers", "resume"),
+            ("study", "nodes", "threads", "precision", "checkpoint_every", "loggers", "progress"),
+        ),
+    }  # fmt: skip
+
     cell: str = "cosine"
     """Which side is normalised: cosine, dot, qnorm, dnorm, learnable, or exponents like 0.3,0.7."""
     eval_cell: str | None = None
@@ -81,7 +101,7 @@ class TrainSettings:
     out: str = where("results")
     """Where run folders go."""
     device: str = where("auto")
-    """Lightning Fabric's accelerator: auto, cpu, cuda, mps."""
+    """auto, cpu, cuda or mps."""
     devices: int = where(1)
     """Processes on this machine, one per device, that share each batch (torchrun sets its own)."""
     nodes: int = where(1)
