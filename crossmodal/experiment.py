@@ -19,6 +19,7 @@ from crossmodal.frozen import frozen_features
 from crossmodal.methods import Clip, Look, Pairs
 from crossmodal.settings import DIRECTIONS, MODELS, ClipSettings
 from crossmodal.shards import StreamedPairs, stream_pairs
+from offsphere.command import memory_need
 from offsphere.encoders.clip import ClipTowers, clip_towers
 from offsphere.encoders.frozen import FrozenTower, frozen_tower
 from offsphere.objective import Objective
@@ -232,13 +233,32 @@ def build_towers(settings: ClipSettings, *, load_pretrained: bool = True) -> Cli
     if settings.image_tower is not None:
         frozen = load_frozen(settings.image_tower, settings.image_size)
     torch.manual_seed(stream_seed(settings.seed, "init"))
-    return clip_towers(
+    towers = clip_towers(
         settings.model,
         pretrained=settings.pretrained if load_pretrained else None,
         image_size=None if frozen is not None else settings.image_size,
         frozen=frozen,
         models=MODELS,
     )
+    if frozen is None and settings.image_size is not None:
+        _check_image_size(towers, settings)
+    return towers
+
+
+@torch.no_grad()
+def _check_image_size(towers: ClipTowers, settings: ClipSettings) -> None:
+    """Refuse pictures that are too small for the tower: one is passed through it."""
+    training = towers.training
+    try:
+        towers.eval().encode_image(torch.zeros(1, 3, towers.image_size, towers.image_size))
+    except RuntimeError as error:
+        if memory_need(error) is not None:
+            raise
+        raise ValueError(
+            f"--image-size={settings.image_size} does not suit the model {settings.model} "
+            f"({str(error).strip().splitlines()[0]}): take a larger one."
+        ) from None
+    towers.train(training)
 
 
 def build_objective(settings: ClipSettings, population: int) -> Objective:

@@ -9,7 +9,12 @@ from offsphere.catalog import KNOWN
 from offsphere.config import data_name, keyboard, where
 from offsphere.help import Groups
 from offsphere.share import CONFIGS
-from offsphere.training.settings import TrainSettings, check_setting
+from offsphere.training.settings import (
+    LARGEST_IMAGE,
+    TrainSettings,
+    check_between,
+    check_setting,
+)
 
 MODELS = CONFIGS / "models"
 """The open_clip model configurations that come with the project."""
@@ -114,9 +119,8 @@ class ClipSettings(TrainSettings):
             )
         if self.loss == "siglip" and self.direction != "both":
             raise ValueError(f"--direction={self.direction} goes with info_nce: siglip has none.")
-        for name in ("limit", "image_size"):
-            value = getattr(self, name)
-            check_setting(self, name, "at least 2", value is None or value >= 2)
+        check_between(self, "image_size", 2, LARGEST_IMAGE)
+        check_setting(self, "limit", "at least 2", self.limit is None or self.limit >= 2)
         check_setting(self, "min_scale", "above 0 and at most 1", 0 < self.min_scale <= 1)
         check_setting(self, "flip", "a probability", 0 <= self.flip <= 1)
         if self.image_tower is not None and self.pretrained is not None:

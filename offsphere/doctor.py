@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from offsphere.config import parse
 from offsphere.names import unknown
+from offsphere.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from offsphere.training.loop import Method
     from offsphere.training.ranks import Ranks, Rows
     from offsphere.training.run import Experiment
-    from offsphere.training.settings import TrainSettings
 
 ROWS = 64
 RANKS = (2, 3)
@@ -75,6 +75,10 @@ def main(argv: Sequence[str], scripts: Scripts) -> None:
         raise SystemExit(2)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: ranks are forked
     script = scripts[name]()
+    if not issubclass(script.config_class, TrainSettings):
+        print(f"offsphere doctor: error: {name} does not train: name a script that does, such as "
+              f"{DEFAULT[0]}.", file=sys.stderr)  # fmt: skip
+        raise SystemExit(2)
     settings = parse(script.config_class, flags)
     findings = [*environment(settings)]
     try:

@@ -63,8 +63,15 @@ class RunFolder(AbstractContextManager):
         self.checkpoint = self.path / "checkpoint"
         self._let_go = _lock(self) if lock else None
         started = (self.path / "config.yaml").exists()
-        self.state: str = self.metrics().get("run/status", "cut") if started else "new"
+        self.state: str = self._state() if started else "new"
         self._opened, self._seconds_before = time.monotonic(), 0.0
+
+    def _state(self) -> str:
+        status = self.metrics().get("run/status", "cut")
+        if status not in ("cut", "finished", "failed"):
+            file = self.path / "metrics.json"
+            raise ValueError(f"{file} is damaged: run/status is {status!r:.40}.")
+        return status
 
     @property
     def seconds(self) -> float:
@@ -91,7 +98,7 @@ class RunFolder(AbstractContextManager):
         lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
         rows = [_from_json(line, f"{file}, line {i}") for i, line in enumerate(lines, 1)]
         for i, row in enumerate(rows, 1):
-            step = row.get("step") if isinstance(row, dict) else None
+            step = row.get("step")
             if not isinstance(step, int) or abs(step) >= 2**63:
                 raise ValueError(f"{file}, line {i} is damaged: expected a row with its 'step'.")
         return rows
@@ -137,10 +144,7 @@ class RunFolder(AbstractContextManager):
 
     def _read(self, name: str) -> dict[str, Any]:
         file = self.path / name
-        found = _from_json(file.read_bytes(), str(file)) if file.exists() else {}
-        if not isinstance(found, dict):
-            raise ValueError(f"{file} is damaged: expected names and values, got {found!r:.40}.")
-        return found
+        return _from_json(file.read_bytes(), str(file)) if file.exists() else {}
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         write_json(self.path / name, content)
@@ -212,7 +216,9 @@ def open_run(
         if not stored:
             run._write("provenance.json", now)
         elif run.state != "finished":
-            run._write("provenance.json", {**stored, "resumed": [*stored.get("resumed", []), now]})
+            before = stored.get("resumed", [])
+            before = before if isinstance(before, list) else [before]
+            run._write("provenance.json", {**stored, "resumed": [*before, now]})
         if run.state == "new":
             _write_text(path / "config.yaml", to_yaml(config))
     except BaseException:
@@ -364,9 +370,12 @@ def _from_json(text: str | bytes, source: str) -> dict[str, Any]:
         return {k: NON_FINITE.get(v, v) if isinstance(v, str) else v for k, v in pairs.items()}
 
     try:
-        return json.loads(text, object_hook=revive)
+        found = json.loads(text, object_hook=revive)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{source} is damaged, it is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{source} is damaged: expected names and values, got {found!r:.40}.")
+    return found
 
 
 def _now() -> str:

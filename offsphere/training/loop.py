@@ -146,7 +146,7 @@ def fit(
         if isinstance(batches, Streamed):
             facts["readers"] = _readers(settings, ranks)
     else:
-        start, facts = _restore(state, method, optimizers)
+        start, facts = _restore(state, method, optimizers, total)
         if isinstance(batches, Streamed):
             _check_readers(facts, settings, ranks)
         say(f"The run goes on after {start:,} of its {total:,} steps.")
@@ -326,14 +326,19 @@ class _ErrorsAsValues(Dataset):
 
 
 def _restore(
-    state: dict[str, Any], method: nn.Module, optimizers: list[torch.optim.Optimizer]
+    state: dict[str, Any], method: nn.Module, optimizers: list[torch.optim.Optimizer], total: int
 ) -> tuple[int, dict[str, Any]]:
+    if state["step"] > total:
+        raise ValueError(
+            f"The checkpoint is of step {state['step']:,}, but the run ends after {total:,}: it "
+            "belongs to another run. --no-resume moves the run aside and starts anew."
+        )
     try:
         method.load_state_dict(state["method"])
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         return state["step"], state["facts"]
-    except (RuntimeError, ValueError, KeyError) as error:
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
             f"The checkpoint does not belong to this method ({reason}). Another version may have "

@@ -173,8 +173,14 @@ def read_weights(folder: RunFolder, settings: TrainSettings, module: str, script
             raise ValueError(
                 f"Cannot read {file}: {error}. Delete it to use the checkpoint."
             ) from None
-        exponents = (metrics["train/exponent_left"], metrics["train/exponent_right"])
-        return Weights(tensors, exponents, metrics["run/steps"])
+        needed = ("train/exponent_left", "train/exponent_right", "run/steps")
+        if not all(isinstance(metrics.get(name), int | float) for name in needed):
+            raise ValueError(
+                f"{folder.path / 'metrics.json'} is damaged: expected the numbers "
+                f"{', '.join(needed)}. Delete it to measure the checkpoint."
+            )
+        left, right, steps = (metrics[name] for name in needed)
+        return Weights(tensors, (left, right), steps)
     state = load_checkpoint(folder.checkpoint)
     if state is None:
         raise ValueError(
@@ -183,6 +189,8 @@ def read_weights(folder: RunFolder, settings: TrainSettings, module: str, script
         )
     method: Tensors = state["method"]
     cell = Cell(settings.cell)
+    if cell.name == "learnable" and "objective.cell.logits" not in method:
+        raise ValueError(f"The checkpoint of {folder.path} has no exponents of a learnable cell.")
     if cell.name == "learnable":
         cell.load_state_dict({"logits": method["objective.cell.logits"]})
     tensors = {

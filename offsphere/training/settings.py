@@ -14,6 +14,9 @@ from offsphere.help import Groups
 from offsphere.names import LARGEST_SCALE, parse_cell
 
 DEFAULT_SAMPLES = 120_000
+WIDEST, LARGEST_IMAGE, LONGEST_RUN, MOST_THREADS = 65_536, 8_192, 10**12, 1_024
+"""No layer is wider, no picture larger, no run of more steps and no process of more threads: what
+is above is a slip of the pen, and is refused before it fills the memory."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,7 @@ class TrainSettings:
             check_setting(self, "temperature", expected, least <= self.temperature <= 1)
         for name in ("lr", "threads", "log_every", "checkpoint_every", "devices", "nodes"):
             check_setting(self, name, "above 0", 0 < getattr(self, name) < math.inf)
+        check_between(self, "threads", 1, MOST_THREADS)
         for name in (
             *("variance_weight", "gor_weight", "norm_penalty"),
             *("weight_decay", "clip", "exponent_lr"),
@@ -179,6 +183,12 @@ def check_setting(settings: object, name: str, expected: str, good: bool) -> Non
         raise ValueError(f"--{name.replace('_', '-')} must be {expected}, got {got}.")
 
 
+def check_between(settings: object, name: str, low: int, high: int) -> None:
+    """Refuse a number outside these bounds; a setting that is left open (None) is inside."""
+    value = getattr(settings, name)
+    check_setting(settings, name, f"{low:,} to {high:,}", value is None or low <= value <= high)
+
+
 def steps_of(settings: TrainSettings, population: int) -> int:
     """The steps of a run on `population` samples."""
     if settings.batch_size > population:
@@ -186,6 +196,11 @@ def steps_of(settings: TrainSettings, population: int) -> int:
             f"--batch-size={settings.batch_size} is larger than the training data ({population} "
             f"samples). Use at most {population}."
         )
+    budget = settings.epochs or 0.0
+    longest = LONGEST_RUN * settings.batch_size
+    if budget * population > longest or (settings.samples or 0) > longest:
+        given = f"--epochs={budget:g}" if budget else f"--samples={settings.samples}"
+        raise ValueError(f"{given} is no budget: expected at most {LONGEST_RUN:,} steps.")
     total = (settings.samples or DEFAULT_SAMPLES) // settings.batch_size
     if settings.epochs is not None:  # whole epochs miss no sample: the last batch looks ahead
         total = math.ceil(round(settings.epochs * population) / settings.batch_size)

@@ -159,8 +159,8 @@ def test_projector_has_hidden_batch_norm_and_a_free_output_by_default():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"backbone": "resnet81"}, "Unknown backbone 'resnet81'.*Nearest: .*resnet"),
-        ({"backbone": "tiny_resnt"}, "Nearest: tiny_resnet"),
+        ({"backbone": "resnet81"}, "Unknown backbone 'resnet81'. Did you mean '.*resnet"),
+        ({"backbone": "tiny_resnt"}, "Did you mean 'tiny_resnet'"),
         ({"backbone": "resnet18.a1_in1k"}, "backbone='resnet18' and pretrained='a1_in1k'"),
         ({"backbone": "convnext_atto", "stem": "small"}, "not for convnext_atto"),
         ({"backbone": "tiny_resnet", "stem": "small"}, "leave stem='auto'"),
