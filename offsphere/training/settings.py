@@ -186,7 +186,8 @@ def check_setting(settings: object, name: str, expected: str, good: bool) -> Non
 def check_between(settings: object, name: str, low: int, high: int) -> None:
     """Refuse a number outside these bounds; a setting that is left open (None) is inside."""
     value = getattr(settings, name)
-    check_setting(settings, name, f"{low:,} to {high:,}", value is None or low <= value <= high)
+    check_setting(settings, name, f"at least {low}", value is None or value >= low)
+    check_setting(settings, name, f"at most {high:,}", value is None or value <= high)
 
 
 def steps_of(settings: TrainSettings, population: int) -> int:

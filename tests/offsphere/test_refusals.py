@@ -24,15 +24,15 @@ from vision.settings import VisionSettings
 @pytest.mark.parametrize(
     ("settings", "changes", "said"),
     [
-        (VisionSettings, {"image_size": 1_000_000}, "--image-size must be 2 to 8,192"),
-        (VisionSettings, {"projector_dim": 10**11}, "--projector-dim must be 1 to 65,536"),
-        (VisionSettings, {"projector_hidden": 10**11}, "--projector-hidden must be 0 to 65,536"),
-        (VisionSettings, {"projector_layers": 10**6}, "--projector-layers must be 1 to 100"),
-        (VisionSettings, {"threads": 1_000_000}, "--threads must be 1 to 1,024"),
+        (VisionSettings, {"image_size": 1_000_000}, "--image-size must be at most 8,192"),
+        (VisionSettings, {"projector_dim": 10**11}, "--projector-dim must be at most 65,536"),
+        (VisionSettings, {"projector_hidden": 10**11}, "--projector-hidden must be at most 65,536"),
+        (VisionSettings, {"projector_layers": 10**6}, "--projector-layers must be at most 100"),
+        (VisionSettings, {"threads": 1_000_000}, "--threads must be at most 1,024"),
         (VisionSettings, {"threads": 0}, "--threads must be above 0"),
-        (ClipSettings, {"image_size": 1_000_000}, "--image-size must be 2 to 8,192"),
-        (RetrievalSettings, {"max_length": 100_000}, "--max-length must be 1 to 8,192"),
-        (RetrievalSettings, {"width": 10**9}, "--width must be 1 to 65,536"),
+        (ClipSettings, {"image_size": 1_000_000}, "--image-size must be at most 8,192"),
+        (RetrievalSettings, {"max_length": 100_000}, "--max-length must be at most 8,192"),
+        (RetrievalSettings, {"width": 10**9}, "--width must be at most 65,536"),
     ],
 )
 def test_settings_beyond_measure(settings, changes, said):

@@ -289,12 +289,14 @@ def test_mixed_precision_on_a_cpu_is_refused(tmp_path: Path):
 
 def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path):
     assert load_checkpoint(tmp_path) is None
-    state = {"step": 3, "x": torch.tensor([math.nan, -0.0, 1e-45]), "facts": {"a": 0.1 + 0.2}}
+    x = torch.tensor([math.nan, -0.0, 1e-45])
+    facts = {"untrained": {"a": 0.1 + 0.2}}
+    state = {"step": 3, "method": {"x": x}, "optimizers": [], "facts": facts}
     save_checkpoint(tmp_path / "new", state)
     back = load_checkpoint(tmp_path / "new")
     assert back is not None
-    assert (back["step"], back["facts"]) == (3, {"a": 0.1 + 0.2})
-    assert torch.equal(back["x"].view(torch.int32), state["x"].view(torch.int32))
+    assert (back["step"], back["facts"]) == (3, facts)
+    assert torch.equal(back["method"]["x"].view(torch.int32), x.view(torch.int32))
 
 
 def test_a_checkpoint_that_fails_half_way_leaves_the_old_one(tmp_path: Path):

@@ -374,7 +374,7 @@ def test_defaults_are_recorded_and_follow_the_extra(monkeypatch):
         ({"pretrain_samples": 70_000}, "below the budget of 60000 samples"),
         ({"hard_negatives": -1}, "--hard-negatives must be at least 0"),
         ({"similarities": ("centered",)}, "Did you mean 'centred'"),
-        ({"max_length": -3}, "--max-length must be above 0, got -3"),
+        ({"max_length": -3}, "--max-length must be at least 1, got -3"),
     ],
 )
 def test_settings_that_contradict_each_other(changes, message):

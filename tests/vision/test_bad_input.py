@@ -123,7 +123,7 @@ def test_the_edges_of_what_can_be():
         ("train_simclr", ["--samples=8"], "budget ends before the first step of 32 samples"),
         ("train_simclr", ["--backbone=resnet19"], "resnet19.*resnet1[08]"),
         ("train_simclr", ["--pretrained=no/such.pt"], "No file of weights at no/such.pt"),
-        ("train_simclr", ["--device=gpuu"], "--device=gpuu cannot be used"),
+        ("train_simclr", ["--device=gpuu"], "--device=gpuu is not there"),
         ("train_simclr", ["--device=cpu", "--precision=bf16-mixed"], "Use --precision=32-true"),
         pytest.param(
             "train_simclr",
