@@ -37,16 +37,21 @@ class SimCLR(Method):
         objective: Objective,
         two_views: TwoViews,
         settings: VisionSettings,
+        *,
+        view_norm: str = "stacked",
     ) -> None:
         super().__init__()
         self.encoder, self.objective = encoder, objective
-        self.two_views, self.settings = two_views, settings
+        self.two_views, self.settings, self.view_norm = two_views, settings, view_norm
 
     def inputs(self, batch: Tensor, step: int, rows: Rows | None = None) -> Tensors:
         return {"views": self.two_views(batch, step, rows)}
 
     def embed(self, inputs: Tensors) -> Tensors:
-        view_a, view_b = self.encoder(inputs["views"])[1].chunk(2)
+        if self.view_norm == "separate":
+            view_a, view_b = (self.encoder(view)[1] for view in inputs["views"].chunk(2))
+        else:
+            view_a, view_b = self.encoder(inputs["views"])[1].chunk(2)
         return {"left": view_a, "right": view_b}
 
     def losses(self, embedded: Tensors) -> Tensors:

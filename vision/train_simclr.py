@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from offsphere.config import added
 from offsphere.training.script import main
 from vision.settings import COLUMNS, VisionSettings
 
@@ -21,6 +22,16 @@ class Config(VisionSettings):
     loss: Literal["nt_xent", "dcl", "dhel", "info_nce"] = "nt_xent"
     """nt_xent is SimCLR's own; dcl and dhel are its decoupled kin; info_nce has no within-view
     negatives."""
+    view_norm: Literal["stacked", "separate"] = added("stacked")
+    """Batch-norm takes its statistics from both views together (2m images), or, as in the papers'
+    code, from each view alone (m), whose running statistics then move twice a step."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.view_norm == "separate" and self.norm == "group":
+            raise ValueError(
+                "--view-norm=separate has no effect with --norm=group: no batch-norm is left."
+            )
 
 
 def run(config: Config) -> dict[str, object]:
@@ -32,7 +43,8 @@ def run(config: Config) -> dict[str, object]:
     def build(population: int) -> SimCLR:
         encoder = experiment.build_encoder(config)
         objective = objective_of(config, config.loss, population)
-        return SimCLR(encoder, objective, experiment.two_views(config), config)
+        views = experiment.two_views(config)
+        return SimCLR(encoder, objective, views, config, view_norm=config.view_norm)
 
     return experiment.train(config, "train_simclr", build)
 
