@@ -40,9 +40,11 @@ SCRIPTS: dict[str, type[VisionSettings]] = {
 FEATURES = (  # of the table: layer, how its vectors are scored, the metrics of kNN and probe
     ("backbone", "normalised", "test/knn", "test/probe"),
     ("backbone", "raw", "test/knn_raw", "test/probe_raw"),
+    ("backbone", "direction, norm", None, "test/probe_polar"),
     ("projector", "eval cell", "test/knn_embedding", None),
     ("projector", "normalised", "test/knn_embedding_cosine", "test/probe_embedding"),
     ("projector", "raw", "test/knn_embedding_dot", "test/probe_embedding_raw"),
+    ("projector", "direction, norm", None, "test/probe_embedding_polar"),
 )
 LAYERS = ("backbone", "embedding")
 NORMS = (  # of the table: title, the metric of each layer
@@ -87,8 +89,9 @@ class Config:
     layer: Literal["all", "backbone", "embedding"] | None = None
     """Which features are probed, raw and normalised; default for a backbone: backbone."""
     knn_k: int | None = None
-    probe: Literal["lbfgs", "sgd"] | None = None
-    """How the linear probe is solved; sgd is the papers' protocol, 100 epochs."""
+    probe: Literal["lbfgs", "sgd", "sgd_momentum"] | None = None
+    """How the linear probe is solved: exactly, or as in the papers by 100 epochs of SGD, with the
+    momentum 0.9 of their code (sgd_momentum) or without any."""
     threads: int | None = None
     """CPU threads; another number than the run's gives other last bits."""
     on_bad_sample: Literal["error", "skip"] | None = None
@@ -241,7 +244,7 @@ def show(config: Config, metrics: dict[str, Any]) -> None:
     for title in ("kNN", "probe"):
         accuracy.add_column(title, justify="right")
     for layer, vectors, knn, probe in FEATURES:
-        if knn in metrics:
+        if knn in metrics or probe in metrics:
             accuracy.add_row(layer, vectors, text(knn, "{:.1%}"), text(probe, "{:.1%}"))
     accuracy.add_row("largest class", "", text("test/majority", "{:.1%}"), "")
     layer = metrics["probe/settings"]["layer"]

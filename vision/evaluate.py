@@ -17,9 +17,10 @@ from offsphere.evaluation.confidence import (
     norm_as_ood,
 )
 from offsphere.evaluation.knn import KnnResult, knn
-from offsphere.evaluation.linear_probe import linear_probe, sgd_probe
-from offsphere.geometry import norm_statistics, unit
+from offsphere.evaluation.linear_probe import ProbeResult, linear_probe, sgd_probe
+from offsphere.geometry import norm_statistics, rankme, unit
 from offsphere.progress import track
+from offsphere.variance import negative_statistics
 from offsphere.views import IMAGENET_MEAN, IMAGENET_STD
 from vision.images import LazyImages
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from vision.settings import VisionSettings
 
 CHUNK = 512
+MOMENTUM = {"sgd": 0.0, "sgd_momentum": 0.9}
 
 
 class Features(NamedTuple):
@@ -82,8 +84,7 @@ class Evaluator:
             return result
 
         def probed(name: str, a: Tensor, b: Tensor) -> None:
-            solve = linear_probe if settings.probe == "lbfgs" else sgd_probe
-            result = solve(a, labels, b, truth)
+            result = solve_probe(settings.probe, a, labels, b, truth)
             metrics[f"test/{name}"] = result.accuracy
             self.outcomes[f"{name}_correct"] = result.correct
 
@@ -93,6 +94,7 @@ class Evaluator:
             neighbours("knn_raw", train.backbone, test.backbone, (0.0, 0.0))
             probed("probe", unit(train.backbone), unit(test.backbone))
             probed("probe_raw", train.backbone, test.backbone)
+            probed("probe_polar", polar(train.backbone), polar(test.backbone))
             metrics |= self._confidence("backbone_", layer("backbone"), vote)
         if settings.layer != "backbone":
             own = neighbours("knn_embedding", train.embedding, test.embedding, exponents)
@@ -101,6 +103,7 @@ class Evaluator:
             neighbours("knn_embedding_dot", train.embedding, test.embedding, (0.0, 0.0))
             probed("probe_embedding", unit(train.embedding), unit(test.embedding))
             probed("probe_embedding_raw", train.embedding, test.embedding)
+            probed("probe_embedding_polar", polar(train.embedding), polar(test.embedding))
             metrics |= self._confidence("", layer("embedding"), vote)
         found = clustering(unit(test.backbone), truth, clusters=len(truth.unique()))
         metrics["test/nmi"] = found.nmi
@@ -108,6 +111,12 @@ class Evaluator:
             norms = norm_statistics(x)
             metrics[f"test/norm_{name}_mean"] = norms["mean"].item()
             metrics[f"test/norm_{name}_cv"] = norms["cv"].item()
+            metrics[f"test/rankme_{name}"] = rankme(x).item()
+        if len(test.embedding) > 1:
+            u = unit(test.embedding)
+            mean, variance = negative_statistics(u, u)
+            metrics |= {"test/negative_mean": mean.item()}
+            metrics |= {"test/negative_variance": variance.item()}
         self.outcomes |= {"label": truth, "norm": test.embedding.norm(dim=1)}
         return metrics
 
@@ -138,6 +147,24 @@ class Evaluator:
             found = norm_as_ood(norms, layer.ood.norm(dim=1))
             metrics[f"test/{prefix}ood_auroc"] = found.auroc_small_norm_is_ood
         return metrics
+
+
+def solve_probe(
+    how: str,
+    train: Float[Tensor, "m d"],
+    labels: Tensor,
+    test: Float[Tensor, "n d"],
+    truth: Tensor,
+) -> ProbeResult:
+    """The linear probe as `--probe` names it, on vectors as they are given."""
+    if how == "lbfgs":
+        return linear_probe(train, labels, test, truth)
+    return sgd_probe(train, labels, test, truth, momentum=MOMENTUM[how], features="raw")
+
+
+def polar(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d+1"]:
+    """Direction and norm, [x/|x|; |x|]: a probe can use the one without paying for the other."""
+    return torch.cat([unit(x), x.norm(dim=1, keepdim=True)], 1)
 
 
 def _both_kinds(correct: Tensor) -> bool:

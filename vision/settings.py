@@ -101,8 +101,9 @@ class VisionSettings(TrainSettings):
 
     knn_k: int = 20
     """Neighbours that vote."""
-    probe: Literal["lbfgs", "sgd"] = "lbfgs"
-    """How the linear probe is solved; sgd is the papers' protocol, 100 epochs."""
+    probe: Literal["lbfgs", "sgd", "sgd_momentum"] = "lbfgs"
+    """How the linear probe is solved: exactly, or as in the papers by 100 epochs of SGD, with the
+    momentum 0.9 of their code (sgd_momentum) or without any."""
     layer: Literal["all", "backbone", "embedding"] = "all"
     """Which features are probed, raw and normalised."""
     save_views: bool = where(False)

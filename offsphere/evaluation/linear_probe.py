@@ -122,7 +122,7 @@ def sgd_probe(
 ) -> ProbeResult:
     """The papers' protocol on cached features: SGD on cross-entropy, cosine schedule.
 
-    Momentum is not stated by the papers; 0 is our choice.
+    The papers do not state a momentum; their code has 0.9.
     """
     started = time.perf_counter()
     _check(train, train_labels, test, test_labels)

@@ -187,3 +187,22 @@ def test_bad_settings_are_refused():
         linear_probe(TRAIN, TRAIN_LABELS, TEST, TEST_LABELS, weight_decay=-1.0)
     with pytest.raises(ValueError, match="Did you mean 'normalised'"):
         sgd_probe(TRAIN, TRAIN_LABELS, TEST, TEST_LABELS, features="normalized")
+
+
+def test_momentum_of_the_official_code_by_hand():
+    """Two full-batch steps: the second moves along its gradient plus 0.9 of the first."""
+    got = sgd_probe(
+        *(TRAIN, TRAIN_LABELS, TEST, TEST_LABELS),
+        **{"epochs": 2, "batch_size": 900, "features": "raw", "momentum": 0.9},
+    )
+    inputs = torch.cat([TRAIN, torch.ones(900, 1)], 1).double()
+    one_hot = torch.nn.functional.one_hot(TRAIN_LABELS).double()
+    weight, step = torch.zeros(6, inputs.shape[1]).double(), 0.0
+    for rate in (0.1, 0.05):  # a cosine over two steps
+        gradient = ((inputs @ weight.T).softmax(1) - one_hot).T @ inputs / 900
+        step = 0.9 * step + gradient
+        weight = weight - rate * step
+    logits = torch.cat([TEST, torch.ones(len(TEST), 1)], 1).double() @ weight.T
+    assert torch.equal(got.predictions, logits.argmax(1))
+    confidence = logits.softmax(1).amax(1).float()
+    torch.testing.assert_close(got.confidence, confidence, rtol=1e-4, atol=1e-6)
