@@ -139,6 +139,15 @@ class Evaluator:
         return {f"test/{name}": float(value) for name, value in numbers.items()}
 
 
+def mean_recall(towers: ClipTowers, data: Captioned, exponents: tuple[float, float]) -> float:
+    """R@1 of images for texts and of texts for images, the mean of both."""
+    training = towers.training
+    towers.eval()
+    found = retrieval.pair_retrieval(*embed(towers, data), exponents).metrics
+    towers.train(training)
+    return (found["i2t_r1"] + found["t2i_r1"]) / 2
+
+
 def _against(distractors: Embedded, test: Embedded) -> dict[str, float]:
     """Cohen's d of the norms of items that have a match against those that match nothing."""
     return {

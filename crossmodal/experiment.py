@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from crossmodal.captions import Captioned, load_captions
-from crossmodal.evaluate import Evaluator
+from crossmodal.evaluate import Evaluator, mean_recall
 from crossmodal.frozen import frozen_features
 from crossmodal.methods import Clip, Look, Pairs
 from crossmodal.settings import DIRECTIONS, MODELS, ClipSettings
@@ -289,9 +289,15 @@ def train(settings: ClipSettings, script: str) -> dict[str, object]:
         look = random_look(towers(), settings)
         method = Clip(towers(), build_objective(settings, population), look, settings)
         evaluator = Evaluator(splits(), settings)
+        on_validation = settings.eval_split == "validation"
+        held_out = splits().test if on_validation else splits().distractors
 
         def evaluate() -> dict[str, float]:
             return evaluator(method.towers, eval_exponents(settings, method.objective))
+
+        def validate() -> float:
+            assert held_out is not None
+            return mean_recall(towers(), held_out, eval_exponents(settings, method.objective))
 
         def files() -> dict[str, dict[str, Tensor]]:
             kept = {
@@ -306,7 +312,8 @@ def train(settings: ClipSettings, script: str) -> dict[str, object]:
             batches = StreamedBatches(data, towers())
         else:
             batches = TrainingBatches(data, towers(), settings)
-        return Experiment(method, batches, population, evaluate, files)
+        chooses = None if held_out is None else validate
+        return Experiment(method, batches, population, evaluate, files, chooses)
 
     return train_run(settings, script, describe, experiment)
 

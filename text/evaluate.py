@@ -144,6 +144,16 @@ class RetrievalEvaluator:
         return {f"bm25/{name}": self._lexical[name].mean().item()}
 
 
+def mean_ndcg(
+    part: Collected, method: DualEncoder, encode: Encode, exponents: tuple[float, float]
+) -> float:
+    """nDCG@10 of one collection's queries, ranked with the given exponents."""
+    queries = encode(method.towers[0], part.queries)
+    documents = encode(method.towers[-1], part.documents)
+    relevant = [part.task.test[q] for q in part.task.measured]
+    return outcomes(rank(queries, documents, exponents[1]), relevant).ndcg10.mean().item()
+
+
 def _joined(collection: str, name: str) -> str:
     return f"{collection}/{name}" if collection else name
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 
 import torch
@@ -15,7 +16,7 @@ from offsphere.record import RunFolder
 from offsphere.training.checkpoint import load_checkpoint
 from offsphere.training.run import Experiment, eval_exponents, objective_of, train_run
 from offsphere.training.settings import steps_of
-from text.evaluate import Collected, RetrievalEvaluator, SentenceEvaluator
+from text.evaluate import Collected, RetrievalEvaluator, SentenceEvaluator, mean_ndcg
 from text.inputs import Inputs, Rows, device_of
 from text.lexical import bm25
 from text.methods import DualEncoder, PairRegression, make_towers, pair_scores
@@ -86,6 +87,14 @@ def train_retrieval(settings: RetrievalSettings) -> dict[str, object]:
         def evaluate() -> dict[str, float]:
             return evaluator(method, eval_exponents(settings, objective))
 
+        held_out = None
+        if settings.keep == "best":
+            held_out = _collected("", _validation(own, task, settings), inputs, settings)
+
+        def validate() -> float:
+            assert held_out is not None
+            return mean_ndcg(held_out, method, inputs.encode, eval_exponents(settings, objective))
+
         def files() -> dict[str, dict[str, Tensor]]:
             kept = {
                 "examples.safetensors": evaluator.outcomes,
@@ -95,9 +104,24 @@ def train_retrieval(settings: RetrievalSettings) -> dict[str, object]:
                 kept["embeddings.safetensors"] = evaluator.embeddings
             return kept
 
-        return Experiment(method, batches, population, evaluate, files)
+        return Experiment(method, batches, population, evaluate, files, validate)
 
     return train_run(settings, "train_retrieval", describe, build)
+
+
+def _validation(collection: Collection, task: Task, settings: RetrievalSettings) -> Task:
+    """The validation side of a collection, without what the task trains on or tests."""
+    held_out = make_task(collection, settings.task, "validation", trained=False)
+    seen = set(task.pool) or {task.queries[query] for query, _ in task.train}
+    if settings.eval_split == "test":
+        seen |= {task.queries[query] for query in task.test}
+    left = {q: grades for q, grades in held_out.test.items() if held_out.queries[q] not in seen}
+    if not left:
+        raise ValueError(
+            f"--keep=best: {collection.name} has no validation queries that are neither trained "
+            "on nor tested. Use --keep=last."
+        )
+    return replace(held_out, test=left)
 
 
 def _collected(name: str, task: Task, inputs: Inputs, settings: RetrievalSettings) -> Collected:
@@ -231,13 +255,24 @@ def train_sts(settings: StsSettings) -> dict[str, object]:
         def evaluate() -> dict[str, float]:
             return evaluator(method, eval_exponents(settings, objective))
 
+        held_out = None
+        if settings.keep == "best":
+            name, nli, root = settings.data, settings.nli, settings.data_root
+            dev = kept_sentences(name, nli, "validation", root)["test"]
+            sides = inputs(dev.left, prefix), inputs(dev.right, prefix)
+            held_out = SentenceEvaluator(*sides, dev.score, inputs.encode)
+
+        def validate() -> float:
+            assert held_out is not None
+            return held_out(method, eval_exponents(settings, objective))["test/spearman"]
+
         def files() -> dict[str, dict[str, Tensor]]:
             return {
                 "examples.safetensors": evaluator.outcomes,
                 "encoder.safetensors": towers.state_dict(),
             }
 
-        return Experiment(method, batches, len(train.score), evaluate, files)
+        return Experiment(method, batches, len(train.score), evaluate, files, validate)
 
     return train_run(settings, "train_sts", describe, build)
 

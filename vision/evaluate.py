@@ -149,6 +149,16 @@ class Evaluator:
         return metrics
 
 
+def validation_knn(encoder: ImageEncoder, splits: Splits, settings: VisionSettings) -> float:
+    """Accuracy of cosine neighbours among backbone features, on validation images."""
+    held_out = splits.test if settings.eval_split == "validation" else splits.validation
+    assert held_out is not None
+    train = extract(encoder, splits.train, settings.workers).backbone
+    found = extract(encoder, held_out, settings.workers).backbone
+    k = min(settings.knn_k, len(train))
+    return knn(train, splits.train.labels, found, held_out.labels, k=k).accuracy
+
+
 def solve_probe(
     how: str,
     train: Float[Tensor, "m d"],

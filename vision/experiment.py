@@ -20,7 +20,7 @@ from offsphere.training.run import Experiment, eval_exponents, train_run
 from offsphere.training.settings import steps_of
 from offsphere.training.streams import batch_indices, stream, stream_seed
 from offsphere.views import Views, sample_parameters
-from vision.evaluate import Evaluator
+from vision.evaluate import Evaluator, validation_knn
 from vision.images import Images, LazyImages, load_images
 from vision.methods import MoCo, SimCLR, TwoViews
 from vision.settings import VisionSettings
@@ -214,6 +214,9 @@ def train(
         def evaluate() -> dict[str, float]:
             return evaluator(method.encoder, eval_exponents(settings, method.objective))
 
+        def validate() -> float:
+            return validation_knn(method.encoder, splits(), settings)
+
         def files() -> dict[str, dict[str, Tensor]]:
             kept = {
                 "examples.safetensors": evaluator.outcomes,
@@ -224,6 +227,6 @@ def train(
             return kept
 
         batches = TrainingBatches(splits().train, settings)
-        return Experiment(method, batches, population, evaluate, files)
+        return Experiment(method, batches, population, evaluate, files, validate)
 
     return train_run(settings, script, describe, experiment)

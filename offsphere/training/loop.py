@@ -19,6 +19,7 @@ from offsphere.objective import Objective
 from offsphere.progress import Work, say
 from offsphere.record import RunFolder
 from offsphere.training.checkpoint import load_checkpoint, save_checkpoint
+from offsphere.training.keep import best_of
 from offsphere.training.loggers import open_loggers
 from offsphere.training.microbatch import autocast, is_split, prepare_batch_norm, split_step
 from offsphere.training.optim import build_optimizers, rate, set_rate
@@ -121,6 +122,7 @@ def fit(
     *,
     population: int,
     evaluate: Callable[[], dict[str, float]],
+    validate: Callable[[], float] | None = None,
     ranks: Ranks | None = None,
 ) -> dict[str, float]:
     """Train to the end of the budget and return the final metrics.
@@ -128,6 +130,7 @@ def fit(
     `batches[step]` is the batch of a step, or, for data that can only be read in order,
     `batches.from_step(start, total)` iterates over them. `evaluate` gives named numbers of the
     trained method; it is also asked before the first step: those come back under `untrained/`.
+    `validate` is one number on validation data alone, higher being better, for --keep=best.
     On several ranks each trains on its own rows of every batch; the first alone evaluates and
     writes into the folder.
     """
@@ -150,6 +153,7 @@ def fit(
         if isinstance(batches, Streamed):
             _check_readers(facts, settings, ranks)
         say(f"The run goes on after {start:,} of its {total:,} steps.")
+    best = best_of(method, validate, settings, ranks, state)
     if ranks.first:
         folder.rewind(start - 1)
 
@@ -164,6 +168,7 @@ def fit(
                 "method": method.state_dict(),
                 "optimizers": [optimizer.state_dict() for optimizer in optimizers],
                 "facts": facts,
+                **({} if best is None else {"best": best.kept}),
             },
         )
 
@@ -205,6 +210,7 @@ def fit(
 
             if eval_steps and (step + 1) % eval_steps == 0 and not last:
                 row |= ranks.on_first(evaluate)
+                row |= {} if best is None else best.look(step + 1)
             if row and ranks.first:
                 row = {
                     "step": step,
@@ -227,9 +233,12 @@ def fit(
         _check_weights(method, total, settings)
         work.close()
         say("Measuring the trained model.")
-        metrics = ranks.on_first(lambda: _final(folder, facts) | evaluate())
+        if best is not None:
+            best.look(total)
+        checkpoint(total)
+        kept = {} if best is None else best.restore()
+        metrics = ranks.on_first(lambda: _final(folder, facts) | kept | evaluate())
         log({"step": total - 1, **metrics})
-    checkpoint(total)
     return metrics
 
 

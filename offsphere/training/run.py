@@ -45,6 +45,8 @@ class Experiment:
     evaluate: Callable[[], dict[str, float]]
     files: Callable[[], dict[str, Tensors]]
     """What is kept beside the record when the run ends: file names and their named tensors."""
+    validate: Callable[[], float] | None = None
+    """One number on validation data alone, higher being better, for --keep=best."""
 
 
 _examined: ContextVar[list[Experiment] | None] = ContextVar("_examined", default=None)
@@ -97,6 +99,7 @@ def train_run(
                     folder,
                     population=experiment.population,
                     evaluate=experiment.evaluate,
+                    validate=experiment.validate,
                     ranks=ranks,
                 )
             )
@@ -163,7 +166,7 @@ class Weights(NamedTuple):
 
 
 def read_weights(folder: RunFolder, settings: TrainSettings, module: str, script: str) -> Weights:
-    """What `<module>.safetensors` of a finished run holds, or else its last checkpoint."""
+    """What `<module>.safetensors` of a finished run holds, or what its last checkpoint keeps."""
     file = folder.path / f"{module}.safetensors"
     if folder.state == "finished" and file.exists():
         metrics = folder.metrics()
@@ -187,6 +190,7 @@ def read_weights(folder: RunFolder, settings: TrainSettings, module: str, script
             f"{folder.path} is {folder.state} and has no checkpoint to measure. To train it: "
             f"{command(script, settings)}"
         )
+    state = state.get("best") or state  # --keep=best: the kept weights, not the last
     method: Tensors = state["method"]
     cell = Cell(settings.cell)
     if cell.name == "learnable" and "objective.cell.logits" not in method:

@@ -99,6 +99,9 @@ class TrainSettings:
     """Steps between rows of telemetry."""
     eval_every: int = 0
     """Samples between evaluations during training; 0: only at the end."""
+    keep: Literal["last", "best"] = added("last")
+    """Which weights are measured and saved: the last, or the best of those that eval_every looks
+    at, by validation data alone (kNN, mean R@1, nDCG@10 or Spearman)."""
     study: str | None = where(None)
     """Folder below `out`; default: the script's name."""
     out: str = where("results")
@@ -154,6 +157,10 @@ class TrainSettings:
             good = self.negatives >= 2 and self.batch_size % self.negatives == 0
             expected = f"at least 2 and a divisor of --batch-size={self.batch_size}"
             check_setting(self, "negatives", expected, good)
+        if self.keep == "best" and not self.eval_every:
+            raise ValueError(
+                "--keep=best chooses among evaluations: give --eval-every=SAMPLES between them."
+            )
         if self.samples is not None and self.epochs is not None:
             raise ValueError("Give the budget as --samples or as --epochs, not both.")
         check_setting(self, "warmup", "a share between 0 and 1", 0 <= self.warmup <= 1)

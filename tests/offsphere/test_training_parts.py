@@ -424,6 +424,8 @@ def test_telemetry_is_what_a_plain_loop_counts(cell: str, seed: int):
         ({"clip": math.nan}, "--clip must be at least 0, got nan"),
         ({"warmup": 1.5}, "--warmup must be a share between 0 and 1, got 1.5"),
         ({"samples": 5, "epochs": 1.0}, "--samples or as --epochs, not both"),
+        ({"gor_weight": -1.0}, "--gor-weight must be at least 0, got -1.0"),
+        ({"keep": "best"}, "--keep=best chooses among evaluations: give --eval-every=SAMPLES"),
     ],
 )
 def test_settings_are_checked(changes: dict, said: str):
