@@ -17,12 +17,14 @@ from torch import Tensor, nn
 
 from offsphere.cells import shrink
 from offsphere.evaluation.ranking import DEPTH, Ranking, above_floor, outcomes, rank, rank_by
-from offsphere.geometry import cohens_d, hubness, norm_statistics
+from offsphere.geometry import hubness, norm_statistics
 from offsphere.names import CORNERS
 from offsphere.objective import Objective
 from offsphere.similarity import similarity
 from offsphere.training.run import save_tensors
-from text.lexical import bm25
+from offsphere.training.streams import stream
+from text.gains import BRIEF, norm_leverage, over_collections, permuted_norms, relevant_norms_d
+from text.lexical import cached_bm25
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 ANSWER_DEPTHS = (1, 5, 20)
 HUBNESS_K = 10
+NORMS_KEPT = 10_000
+"""Of a larger collection the norms of every second, third ... document are kept one by one."""
 SMALLEST_EIGENVALUE = 1e-9
 """Of the Fisher matrix, as a share of its largest; a direction below this holds no gradients."""
 
@@ -51,6 +55,8 @@ class Collected:
     asked: list[str]
     queries: Rows
     documents: Rows
+    brief: bool = False
+    """Whether only what compares collections is reported."""
 
 
 class RetrievalEvaluator:
@@ -85,15 +91,17 @@ class RetrievalEvaluator:
         self.outcomes, metrics = {}, {}
         for part in self.collected:
             metrics |= self._measure(part, method, exponents[1])
+        metrics |= over_collections(metrics, [x.name for x in self.collected if x.name])
         start = {k: v for k, v in self.outcomes.items() if k.endswith("ndcg10")}
         if self.untrained:
             save_tensors(self.file, start)
             self.untrained = False
             return metrics
         before = load_file(self.file)
-        self.outcomes |= {f"untrained_{name}": values for name, values in before.items()}
         for part in self.collected:
             name = _joined(part.name, "ndcg10")
+            if not part.brief:
+                self.outcomes[f"untrained_{name}"] = before[name]
             floor = not above_floor(start[name], before[name])
             metrics[f"test/{_joined(part.name, 'floor')}"] = float(floor)
             metrics |= self._bm25(part)
@@ -105,16 +113,16 @@ class RetrievalEvaluator:
         queries = self.encode(method.towers[0], part.queries)
         documents = self.encode(method.towers[-1], part.documents)
         relevant = [part.task.test[q] for q in part.task.measured]
-        ranking = rank(queries, documents, document_exponent)
-        found = outcomes(ranking, relevant)
+        own, corners = float(document_exponent), {float(g) for _, g in CORNERS.values()}
+        ranked = {g: rank(queries, documents, g) for g in corners | {own}}
+        worth = {g: outcomes(ranking, relevant) for g, ranking in ranked.items()}
+        ranking, found = ranked[own], worth[own]
         metrics = found.means()
-        by_exponent = {
-            g: outcomes(rank(queries, documents, g), relevant).ndcg10.mean().item()
-            for g in (0.0, 1.0)
-        }
         for cell, (_, g) in CORNERS.items():  # two and two tie by construction (Prop. 4.1)
-            metrics[f"ndcg10_scored_{cell}"] = by_exponent[g]
+            metrics[f"ndcg10_scored_{cell}"] = worth[float(g)].ndcg10.mean().item()
         metrics |= magnitude(queries, documents, part.task, document_exponent)
+        draw = stream(self.batches.settings.seed, f"permute {part.name}")
+        metrics |= permuted_norms(queries, documents, relevant, part.task.idle, draw)
         if part.task.answers:
             metrics |= answers_found(ranking, part.task)
         prefix = _joined(part.name, "")
@@ -124,11 +132,14 @@ class RetrievalEvaluator:
             by_name = ndcg_by(self.similarities, reference, queries, documents, relevant)
             metrics |= {name: values.mean().item() for name, values in by_name.items()}
             kept |= by_name
-        kept["norm_document"] = documents.norm(dim=1)
+        kept["norm_document"] = documents.norm(dim=1)[:: math.ceil(len(documents) / NORMS_KEPT)]
         if part.task.answers and self.reader is not None:
             read = answers_read(self.reader, ranking, part.task, self.passages)
             metrics |= {name: values.nanmean().item() for name, values in read.items()}
             kept |= read
+        if part.brief:
+            kept = {"ndcg10": found.ndcg10}
+            metrics = {name: x for name, x in metrics.items() if name in BRIEF}
         self.outcomes |= {f"{prefix}{name}": values for name, values in kept.items()}
         self.embeddings |= {f"{prefix}query": queries, f"{prefix}document": documents}
         return {f"test/{prefix}{name}": value for name, value in metrics.items()}
@@ -137,10 +148,11 @@ class RetrievalEvaluator:
         """BM25's nDCG@10, measured once."""
         name = _joined(part.name, "ndcg10")
         if name not in self._lexical:
-            ranking = bm25(part.asked, part.task.documents, DEPTH)
+            ranking = cached_bm25(part.asked, part.task.documents, DEPTH)
             relevant = [part.task.test[q] for q in part.task.measured]
             self._lexical[name] = outcomes(ranking, relevant).ndcg10
-        self.outcomes[f"bm25_{name}"] = self._lexical[name]
+        if not part.brief:
+            self.outcomes[f"bm25_{name}"] = self._lexical[name]
         return {f"bm25/{name}": self._lexical[name].mean().item()}
 
 
@@ -185,21 +197,15 @@ def ndcg_by(
 def magnitude(
     queries: Float[Tensor, "q d"], documents: Float[Tensor, "n d"], task: Task, exponent: float
 ) -> dict[str, float]:
-    """Norms of both sides, what they tell about relevance, and hubs.
-
-    Cohen's d compares the raw norms of the documents that are relevant to at least one evaluation
-    query with those of documents relevant to no query of any split; it is left out where there are
-    none.
-    """
+    """Norms of both sides, what they tell about relevance, and hubs."""
     metrics = {}
     for side, x in (("query", queries), ("document", documents)):
         norms = norm_statistics(x)
         metrics[f"norm_{side}_mean"] = norms["mean"].item()
         metrics[f"norm_{side}_cv"] = norms["cv"].item()
     norms = documents.norm(dim=1)
-    wanted = sorted({d for relevant in task.test.values() for d in relevant})
-    if len(wanted) > 1 and len(task.idle) > 1:
-        metrics["cohens_d"] = cohens_d(norms[wanted], norms[task.idle]).item()
+    metrics |= relevant_norms_d(norms, list(task.test.values()), task.idle)
+    metrics["norm_leverage"] = norm_leverage(queries, documents)
     hubs = hubness(queries, documents, min(HUBNESS_K, len(documents)), item_exponent=exponent)
     metrics["hubness_skewness"] = hubs["skewness"].item()
     metrics["hubness_norm_correlation"] = hubs["norm_correlation"].item()

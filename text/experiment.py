@@ -69,8 +69,10 @@ def train_retrieval(settings: RetrievalSettings) -> dict[str, object]:
         method = DualEncoder(towers, objective, settings)
         collected = [_collected("", task, inputs, settings)]
         for other in others:
-            measured = make_task(other, settings.task, settings.eval_split, trained=False)
-            collected.append(_collected(other.name, measured, inputs, settings))
+            kind = "halves" if settings.task == "halves" else "query"
+            measured = make_task(other, kind, settings.eval_split, trained=False)
+            part = _collected(other.name, measured, inputs, settings)
+            collected.append(replace(part, brief=other.brief))
         _check_names([x.name for x in collected])
         main = _stage(task, collected[0].documents, inputs, settings)
         unseen = set(task.test) if settings.task == "halves" else set[int]()
