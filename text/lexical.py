@@ -45,7 +45,6 @@ def _library() -> Any:
         import bm25s
     except ImportError:
         raise ValueError(
-            "BM25 needs the package bm25s: pip install bm25s, which the extra does too: "
-            "pip install -e '.[text]'."
+            "BM25 needs the package bm25s, a dependency that is not installed: pip install bm25s."
         ) from None
     return bm25s

@@ -314,6 +314,10 @@ def _check_unique(file: Path, ids: list[str]) -> None:
         raise ValueError(f"{file} is empty: expected one JSON object per line.")
 
 
+_distributions = cache(packages_distributions)
+"""Which distributions a package comes from: found out once, it takes most of a second."""
+
+
 def _installed(package: str) -> tuple[Path, str]:
     """The folder and the release of an installed package, or of one of its parts: numpy.linalg.
 
@@ -322,7 +326,7 @@ def _installed(package: str) -> tuple[Path, str]:
     """
     top, *below = package.split(".")
     named = all(part.isidentifier() for part in (top, *below))
-    found = [distribution(name) for name in packages_distributions().get(top, ())] if named else []
+    found = [distribution(name) for name in _distributions().get(top, ())] if named else []
     places = [(Path(str(d.locate_file(top))), d.version) for d in found]
     if named and not places:
         places = [(Path(sysconfig.get_path("stdlib")) / top, "of the standard library")]

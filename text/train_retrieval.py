@@ -3,7 +3,9 @@
     python text/train_retrieval.py --cell=qnorm
     python text/train_retrieval.py --cell=dot --data=beir:PATH/scifact --eval-data docstrings
     python text/train_retrieval.py --cell=dnorm --task=halves --direction=both
-    python text/train_retrieval.py --encoder=scratch --cell=cosine
+    python text/train_retrieval.py --encoder=scratch --no-final-norm --cell=cosine
+    python text/train_retrieval.py --config=configs/static.yaml --cell=dot
+    python text/train_retrieval.py --encoder=minilm --tune=top:2 --redraw=2 --cell=dot
 
 The same command goes on with a run that was cut, and says so if it is finished.
 """

@@ -44,3 +44,9 @@ def test_sts_as_published():
 def test_scifact():
     config = load_yaml(RetrievalSettings, CONFIGS / "scifact.yaml")
     assert (config.encoder, config.tune, config.head) == ("minilm", "head", "linear")
+
+
+def test_static():
+    config = load_yaml(RetrievalSettings, CONFIGS / "static.yaml")
+    assert (config.encoder, config.tune, config.head) == ("static", "all", "none")
+    assert (config.samples, peak_lr(config)) == (330 * 256, 0.01)

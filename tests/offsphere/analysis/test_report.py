@@ -346,6 +346,7 @@ def test_ours_beside_the_papers_are_paired_log_ratios(symmetry, results):
         ("train_clip", {"direction": "text_to_image"}, "asymmetric", "the text is the query"),
         ("train_retrieval", {"task": "query"}, "asymmetric", "Left is the query"),
         ("train_retrieval", {"task": "halves"}, "symmetric", "halves of the same documents"),
+        ("train_retrieval", {"task": "captions"}, "symmetric", "captions of the same picture"),
         ("train_sts", {}, "symmetric", "neither is a query"),
     ],
 )
