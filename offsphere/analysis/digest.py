@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -72,6 +72,8 @@ class Study:
     hours: float
     pictures: list[list[Picture]]
     """Per panel the figures that its run drew."""
+    published: bool = True
+    """Whether figures of papers stand beside its own."""
 
 
 class Comparison(NamedTuple):
@@ -94,7 +96,7 @@ class Comparison(NamedTuple):
     """Most runs of the two cells are not above their untrained model."""
 
 
-def read_study(folder: str | Path, claimed: Sequence[str] = ()) -> Study:
+def read_study(folder: str | Path, claimed: Sequence[str] = (), *, published: bool = True) -> Study:
     """Everything the page shows about a study's folder; `claimed` metrics are always among it."""
     folder = Path(folder)
     runs = runs_table(folder)
@@ -116,6 +118,8 @@ def read_study(folder: str | Path, claimed: Sequence[str] = ()) -> Study:
         read_panel(name, script, part, about.get("metric"), claimed, curves, examples)
         for (name, script), part in parts
     ]
+    if not published:
+        panels = [replace(panel, reference=[]) for panel in panels]
     pictures = [[picture_of(each) for each in drawings(folder, part)] for _, part in parts]
     once = runs.drop_duplicates(subset="run")
     timed = "run/seconds" in once.columns
@@ -131,6 +135,7 @@ def read_study(folder: str | Path, claimed: Sequence[str] = ()) -> Study:
         provenance=provenance_of(once),
         hours=float(np.nansum(seconds)) / 3600,
         pictures=pictures,
+        published=published,
     )
 
 
@@ -191,11 +196,11 @@ def provenance_of(runs: pd.DataFrame) -> dict[str, list[str]]:
     return {name: values for name, values in found.items() if values}
 
 
-def compare_with_cosine(studies: Sequence[Study]) -> list[Comparison]:
+def compare_with_cosine(studies: Sequence[Study], *, published: bool = True) -> list[Comparison]:
     """Every cell's log ratio to cosine in every task: our runs, then the papers' tables."""
     panels = [(study.name, panel) for study in studies for panel in study.panels]
     ours = [found for study, panel in panels for found in _compare_in_panel(study, panel)]
-    return ours + published_comparisons()
+    return ours + (published_comparisons() if published else [])
 
 
 def _compare_in_panel(study: str, panel: Panel) -> Iterator[Comparison]:

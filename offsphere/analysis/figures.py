@@ -1,4 +1,4 @@
-"""The report's charts as PNG and SVG for papers, for each part's own metric. No torch."""
+"""The report's charts as PDF, PNG and SVG for papers, for each part's own metric. No torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offsphere.analysis.digest import Study
-from offsphere.analysis.panels import Histogram, Measure, Panel, file_name
+from offsphere.analysis.panels import Histogram, Measure, Metric, Panel, file_name
+from offsphere.analysis.words import plain, scaled, spoken, words_of
+from offsphere.progress import track
 from offsphere.record import atomic_write
 
 if TYPE_CHECKING:
@@ -51,8 +53,11 @@ STYLE: dict[Any, Any] = {
     # A dollar sign in a run's text is a dollar sign; the same figure has the same bytes.
     "text.parse_math": False,
     "svg.fonttype": "none",
+    # Letters stay letters: publishers refuse PDF with outlines of type 3.
+    "pdf.fonttype": 42,
     "svg.hashsalt": "offsphere",
 }
+VARIANCE = "train/negative_variance"
 DPI = 140
 WIDTH = 3.6
 
@@ -64,7 +69,8 @@ def write_figures(study: Study, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with mpl.rc_context(STYLE):
-        for place, panel in enumerate(study.panels):
+        drawn = track(enumerate(study.panels), len(study.panels), f"Drawing {study.name}", "parts")
+        for place, panel in drawn:
             if panel.primary is None or panel.treatment is None:
                 continue
             for kind, draw in FIGURES.items():
@@ -76,14 +82,14 @@ def write_figures(study: Study, folder: Path) -> list[Path]:
 
 def draw_results(panel: Panel) -> Figure | None:
     """Mean and interval of every condition, and its paired difference to the baseline."""
-    metric = panel.metrics[str(panel.primary)]
+    metric = _own(panel)
     figure = new_figure(2 * WIDTH, 0.9 + 0.24 * (len(panel.conditions) + len(panel.contexts)))
     left, right = figure.subplots(1, 2, sharey=True)
     ticks: list[tuple[int, str]] = []
     row = 0
     for context, title in enumerate(panel.contexts):
         if title:
-            ticks.append((row, title))
+            ticks.append((row, plain(title)))
             row += 1
         for place, condition in enumerate(panel.conditions):
             if condition.context != context:
@@ -105,13 +111,14 @@ def draw_results(panel: Panel) -> Figure | None:
     left.set(title="mean, 95 % interval", xlabel=metric.name)
     right.axvline(0, color="#575e67", linestyle=":", linewidth=1)
     base = panel.levels[panel.baseline or 0]
-    right.set(title=f"paired difference to {base}", xlabel=f"change of {metric.name}")
+    unit = words_of(str(panel.primary)).unit.strip()
+    right.set(title=f"paired difference to {base}", xlabel=unit or f"change of {metric.name}")
     return figure
 
 
 def draw_square(panel: Panel) -> Figure | None:
     """The four corner cells by which norm is kept, one square per context."""
-    metric = panel.metrics[str(panel.primary)]
+    metric = _own(panel)
     if not metric.squares:
         return None
     levels = {panel.corner(level): level for level in range(len(panel.levels))}
@@ -129,7 +136,7 @@ def draw_square(panel: Panel) -> Figure | None:
         axis.set_xticks([0, 1], ["right discarded", "right kept"])
         axis.set_yticks([0, 1], ["left\ndiscarded", "left\nkept"])
         axis.grid(visible=False)
-        axis.set_title(panel.contexts[context] or metric.name)
+        axis.set_title(plain(panel.contexts[context]) or metric.name)
     return axes[0].figure  # pyright: ignore[reportReturnType]
 
 
@@ -137,12 +144,12 @@ def draw_along(panel: Panel) -> Figure | None:
     """The metric, its gain and the negatives' variance against the batch size or such."""
     if panel.along is None:
         return None
-    own = panel.metrics[str(panel.primary)]
+    own, words = _own(panel), words_of(str(panel.primary))
     columns: list[tuple[str, Sequence[Measure | None]]] = [(own.name, own.summary)]
     if not panel.along.of_levels:
-        columns.append((f"gain in {own.name}", own.difference))
-    if (variance := panel.metrics.get("train/negative_variance")) is not None:
-        columns.append((variance.name, variance.summary))
+        columns.append((f"gain{words.unit and ' in' + words.unit}, {words.text}", own.difference))
+    if (variance := panel.metrics.get(VARIANCE)) is not None:
+        columns.append((words_of(VARIANCE).titled, variance.summary))
     groups = panel.along.groups
     figure = new_figure(WIDTH * len(columns), 2.5 * len(groups))
     grid = figure.subplots(len(groups), len(columns), squeeze=False)
@@ -155,12 +162,13 @@ def draw_along(panel: Panel) -> Figure | None:
                     (i, values[p]) for i, p in enumerate(_places(panel, pairs)) if p is not None
                 ]
                 _line(axis, [(i, x) for i, x in found if x is not None], _look(panel, level))
-            if title == "train/negative_variance":
+            if title == words_of(VARIANCE).titled:
                 _reference(axis, panel, [x for x, _ in members])
             if title.startswith("gain"):
                 axis.axhline(0, color="#575e67", linestyle=":", linewidth=1)
             axis.set_xticks(range(len(members)), [f"{x:g}" for x, _ in members])
-            axis.set(title=f"{title}{', ' + name if name else ''}", xlabel=panel.along.factor)
+            axis.set_xlabel(plain(panel.along.factor))
+            axis.set_title(f"{title}{', ' + plain(name) if name else ''}")
     if not panel.along.of_levels:
         _legend(grid[0][0], panel, published=True)
     return figure
@@ -171,6 +179,7 @@ def draw_curves(panel: Panel) -> Figure | None:
     if not panel.curves:
         return None
     name, lines = next(iter(panel.curves.items()))
+    words = words_of(name)
     contexts = sorted({panel.conditions[line.condition].context for line in lines})
     axes = _row_of_axes(len(contexts), 2.5)
     for axis, context in zip(axes, contexts, strict=True):
@@ -179,11 +188,13 @@ def draw_curves(panel: Panel) -> Figure | None:
             if condition.context != context:
                 continue
             colour, _ = _look(panel, condition.level)
-            axis.plot(line.x, [p.mean for p in line.points], color=colour)
-            low, high = ([getattr(p, end) for p in line.points] for end in ("low", "high"))
+            points = [scaled(point, words.scale) for point in line.points]
+            axis.plot(line.x, [p.mean for p in points], color=colour)
+            low, high = ([getattr(p, end) for p in points] for end in ("low", "high"))
             axis.fill_between(line.x, low, high, color=colour, alpha=0.15, linewidth=0)
-        axis.set_title(panel.contexts[context] or name)
-        axis.set(xlabel="samples seen" if panel.curves_over == "samples" else "step", ylabel=name)
+        axis.set_title(plain(panel.contexts[context]) or words.titled)
+        over = "samples seen" if panel.curves_over == "samples" else "step"
+        axis.set(xlabel=over, ylabel=words.titled)
     _legend(axes[0], panel)
     return axes[0].figure  # pyright: ignore[reportReturnType]
 
@@ -197,9 +208,9 @@ def draw_norms(panel: Panel) -> Figure | None:
     axes = _row_of_axes(len(panel.histograms), 2.4)
     for axis, found in zip(axes, panel.histograms, strict=True):
         _steps(axis, panel, found)
-        context = panel.contexts[found.context]
-        axis.set_title(f"{found.outcome}, {context}" if context else found.outcome)
-        axis.set(xlabel=found.outcome, ylabel="share of examples")
+        context, outcome = plain(panel.contexts[found.context]), plain(found.outcome)
+        axis.set_title(f"{outcome}, {context}" if context else outcome)
+        axis.set(xlabel=outcome, ylabel="share of examples")
         if found.logarithmic:
             axis.set_xscale("log")
             axis.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -214,19 +225,19 @@ def draw_heat_maps(panel: Panel) -> Figure | None:
         return None
     axes = _row_of_axes(len(panel.heat_maps), 2.4)
     for axis, found in zip(axes, panel.heat_maps, strict=True):
-        rows = sorted(found.rows)
-        values = [[x.mean for x in found.rows[level]] for level in rows]
+        rows, words = sorted(found.rows), words_of(found.metric)
+        values = [[x.mean * words.scale for x in found.rows[level]] for level in rows]
+        decimals = 3 if words.scale == 1 else 1
         axis.imshow(values, cmap=_tints(), aspect="auto", interpolation="nearest")
         for i, row in enumerate(values):
             for j, value in enumerate(row):
-                axis.text(
-                    j, i, "" if math.isnan(value) else f"{value:.3f}", ha="center", va="center"
-                )
+                text = "" if math.isnan(value) else f"{value:.{decimals}f}"
+                axis.text(j, i, text, ha="center", va="center")
         axis.set_xticks(range(len(found.columns)), [" =\n".join(group) for group in found.columns])
         axis.set_yticks(range(len(rows)), [panel.levels[level] for level in rows])
         axis.grid(visible=False)
-        context = panel.contexts[found.context]
-        axis.set_title(f"{found.metric}, {context}" if context else found.metric)
+        context = plain(panel.contexts[found.context])
+        axis.set_title(f"{words.titled}, {context}" if context else words.titled)
         axis.set(xlabel="scored with", ylabel="trained with")
     return axes[0].figure  # pyright: ignore[reportReturnType]
 
@@ -245,6 +256,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     kinds: dict[str, dict[str, Any]] = {
         "png": {"dpi": DPI, "metadata": {"Software": None}},
         "svg": {"metadata": {"Date": None, "Creator": None}},
+        "pdf": {"metadata": {"CreationDate": None, "Creator": None, "Producer": None}},
     }
     paths = []
     for kind, options in kinds.items():
@@ -269,6 +281,11 @@ def _row_of_axes(count: int, height: float) -> list[Axes]:
     for spare in axes[count:]:
         spare.remove()
     return axes[:count]
+
+
+def _own(panel: Panel) -> Metric:
+    """The metric of a part, in words and points."""
+    return spoken(panel.metrics[str(panel.primary)])
 
 
 def _look(panel: Panel, level: int) -> tuple[str, str]:
@@ -330,7 +347,9 @@ def _legend(axis: Axes, panel: Panel, *, published: bool = False) -> None:
     handles = []
     for level, name in enumerate(panel.levels):
         colour, marker = _look(panel, level)
-        label = name if panel.treatment in ("cell", "arm") else f"{panel.treatment} {name}"
+        label = (
+            name if panel.treatment in ("cell", "arm") else f"{plain(str(panel.treatment))} {name}"
+        )
         handles.append(Line2D([], [], color=colour, marker=marker, label=label))
     if published and panel.reference:
         look: dict[str, Any] = {"color": "#575e67", "marker": "o", "linestyle": "--"}

@@ -65,8 +65,9 @@ def render(
     lines: Sequence[Verdict],
     *,
     date: str,
+    header: Html | None = None,
 ) -> str:
-    """The whole page."""
+    """The whole page; with a `header` of its own it is the page of one study."""
     panels = {
         panel_id(study, place): panel_data(panel)
         for study in studies
@@ -81,30 +82,39 @@ def render(
     )
     places = _places(studies)
     claims = {line.claim.id for line in lines}
+    shown = [_study(study, claims) for study in studies]
+    around = [_board(lines, places), _symmetry(comparisons)]
+    if header is not None:
+        around = [part for part, wanted in zip(around, (lines, comparisons), strict=True) if wanted]
     head = element(
         "head",
         element("meta", charset="utf-8"),
         element("meta", http_equiv="Content-Security-Policy", content=policy),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
-        element("title", "offsphere: when does embedding magnitude matter?"),
+        element(
+            "title",
+            f"offsphere: {studies[0].name}"
+            if header is not None
+            else "offsphere: when does embedding magnitude matter?",
+        ),
         element("style", Html(style)),
     )
     body = element(
         "body",
-        element("a", "Skip to the claims", href="#board", class_="skip"),
-        _header(studies, date),
+        element("a", "Skip to the claims", href="#board", class_="skip")
+        if header is None
+        else element("a", "Skip to the results", href="#main", class_="skip"),
+        header or _header(studies, date),
         element(
             "div",
-            _contents(studies),
+            _contents(studies) if header is None else None,
             element(
                 "main",
-                _board(lines, places),
-                _symmetry(comparisons),
-                *(_study(study, claims) for study in studies),
+                *([*around, *shown] if header is None else [*shown, *around]),
                 id="main",
             ),
-            class_="layout",
+            class_="layout" if header is None else "alone",
         ),
         element("div", id="tip", role="status", aria_live="polite", hidden=True),
         element("script", embedded(data), type="application/json", id="data"),
@@ -313,15 +323,21 @@ def _symmetry(comparisons: Sequence[Comparison]) -> Html:
         for kind, title in ROLE_TITLES.items()
         if any(found.kind == kind for found in comparisons)
     ]
+    title, words = "Each cell against cosine", "Marks have 95 % intervals."
+    if any(found.source != "ours" for found in comparisons):
+        title = "Symmetric tasks beside text retrieval"
+        words = (
+            "Filled marks with 95 % intervals are ours, hollow ones are published figures, which "
+            "come without intervals. Data, models and metrics differ between rows: symmetry is not "
+            "the only thing that changes."
+        )
     return element(
         "section",
-        element("h2", "Symmetric tasks beside text retrieval", id="symmetry"),
+        element("h2", title, id="symmetry"),
         element(
             "p",
             "Each cell against cosine, as the natural logarithm of the ratio of their metrics, so "
-            "that tasks of different difficulty share an axis. Filled marks with 95 % intervals "
-            "are ours, hollow ones are published figures, which come without intervals. Data, "
-            "models and metrics differ between rows: symmetry is not the only thing that changes.",
+            f"that tasks of different difficulty share an axis. {words}",
         ),
         element("div", class_="legend", data_legend="cells"),
         *figures,
@@ -437,12 +453,12 @@ def _comparison(study: Study, panel: Panel) -> list[Html | None]:
         element("div", *figures, class_="figures"),
         scrolled(f"{study.name}, results by condition", _results_table(panel)),
         _floor(panel),
-        _delta_cv(panel),
+        _delta_cv(panel, published=study.published),
         _heat_maps(panel),
     ]
 
 
-def _delta_cv(panel: Panel) -> Html | None:
+def _delta_cv(panel: Panel, *, published: bool) -> Html | None:
     """The ratio of the queries' variation between two cells, and what was published."""
     if not panel.delta_cv:
         return None
@@ -460,8 +476,11 @@ def _delta_cv(panel: Panel) -> Html | None:
         "div",
         element("b", "Delta-CV. "),
         "The coefficient of variation of the test queries' norms after dnorm training over that "
-        "after dot training, paired by seed. Published for SciFact: 1.3 (Contriever, which prefers "
-        "qnorm) and 7.4 (RetroMAE, which prefers dnorm; 2602.09229v1, table 19).",
+        "after dot training, paired by seed.",
+        " Published for SciFact: 1.3 (Contriever, which prefers qnorm) and 7.4 (RetroMAE, which "
+        "prefers dnorm; 2602.09229v1, table 19)."
+        if published
+        else None,
         element("ul", *lines),
         class_="roles delta-cv",
     )

@@ -1,34 +1,33 @@
-"""`offsphere report [STUDY ...]`: one web page of all studies, with figures and tables beside it.
+"""`offsphere report [STUDY]`: one web page of all studies, or of one, with figures and tables.
 
-    offsphere report                          every study below results/
-    offsphere report results/small_batch      one study
+    offsphere report                          every study below results/, as results/report.html
+    offsphere report results/my_study         one study, as results/my_study/report.html
 
-The page is one file that works offline; `figures/` (PNG, SVG) and `tables/` (CSV, Markdown, LaTeX)
-are written next to it. No torch.
+The page is one file that works offline; `figures/` (PDF, PNG, SVG) and `tables/` (CSV, Markdown,
+LaTeX) are written next to it. The page of one study holds nothing but that study: figures of
+papers and claims about them come with --published. No torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from offsphere.analysis.claims import Claim, evaluate_claims, load_claims
-from offsphere.analysis.digest import Study, compare_with_cosine, read_study
-from offsphere.analysis.panels import Panel, file_name
-from offsphere.analysis.tables import RUNS, export, run_folders
+from offsphere.analysis.answer import header
+from offsphere.analysis.claims import Claim, Verdict, evaluate_claims, load_claims
+from offsphere.analysis.digest import compare_with_cosine, read_study
+from offsphere.analysis.paper_tables import check_metrics, write_tables
+from offsphere.analysis.tables import RUNS, run_folders
+from offsphere.progress import speaking, track
 from offsphere.record import atomic_write
 from offsphere.share import CONFIGS
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 PAGE = "report.html"
 CLAIMS = CONFIGS / "claims.yaml"
-FORMS = {"csv": "csv", "markdown": "md", "latex": "tex"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -42,10 +41,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             claims=args.claims,
             date=args.date,
             figures=not args.no_figures,
+            metrics=[name.strip() for name in (args.metrics or "").split(",") if name.strip()],
+            published=args.published or None,
         )
     except (ValueError, OSError) as error:
         print(f"offsphere report: error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        print("offsphere report: interrupted. No page was written.", file=sys.stderr)
+        raise SystemExit(130) from None
     print(f"{out} ({out.stat().st_size / 1e6:.2f} MB)")
 
 
@@ -57,37 +61,64 @@ def write_report(
     claims: str | Path | None = None,
     date: str | None = None,
     figures: bool = True,
+    metrics: Sequence[str] = (),
+    published: bool | None = None,
 ) -> Path:
     """Write the page of these study folders (all below `results` if none), figures and tables.
 
-    Without `claims` they are the repository's; an installed package without them has no board.
+    One named study has its page in its own folder. What papers printed stands beside the studies
+    unless they are named, or if it is asked for. `metrics` are those of the tables.
     """
     from offsphere.analysis.page import render
 
-    folders = [Path(study) for study in studies] or find_studies(results)
+    if len(studies) > 1 and out is None:
+        raise ValueError("Several studies are named: --out=FILE.html says where their page goes.")
+    own = len(studies) == 1
+    folders = [study_folder(study) for study in studies] or find_studies(results)
     root = folders[0].parent if studies else Path(results)
-    page = Path(out) if out is not None else root / PAGE
-    fixed = load_claims(claims or CLAIMS) if claims or CLAIMS.exists() else []
-    found = [read_study(folder, _claimed(fixed, folder.name)) for folder in folders]
-    comparisons = compare_with_cosine(found)
+    page = Path(out) if out is not None else (folders[0] if own else root) / PAGE
+    published = not studies if published is None else published
+    fixed = load_claims(claims or CLAIMS) if claims or (published and CLAIMS.exists()) else []
+    found = [
+        read_study(folder, [*metrics, *_claimed(fixed, folder.name)], published=published)
+        for folder in track(folders, len(folders), "Reading", "studies")
+    ]
+    check_metrics(found, metrics)
+    comparisons = compare_with_cosine(found, published=published)
+    date = date or datetime.now(UTC).date().isoformat()
+    lines = _board(fixed, root, {study.name for study in found} if studies else None)
     text = render(
-        found,
+        [replace(study, question="") for study in found] if own else found,
         comparisons,
-        evaluate_claims(fixed, root) if fixed else [],
-        date=date or datetime.now(UTC).date().isoformat(),
+        lines,
+        date=date,
+        header=header(found[0], date) if own else None,
     )
     page.parent.mkdir(parents=True, exist_ok=True)
+    tables, drawn = page.parent / "tables", page.parent / "figures"
     for study in found:
-        write_tables(study, page.parent / "tables" / study.name)
+        write_tables(study, tables if page.parent in folders else tables / study.name, metrics)
     if figures:
         from offsphere.analysis.figures import write_figures
         from offsphere.analysis.overview import write_overview
 
         for study in found:
-            write_figures(study, page.parent / "figures" / study.name)
-        write_overview(found, comparisons, page.parent / "figures")
+            write_figures(study, drawn if page.parent in folders else drawn / study.name)
+        if not own:
+            write_overview(found, comparisons, drawn)
     atomic_write(page, lambda file: file.write(text.encode()))
     return page
+
+
+def study_folder(study: str | Path) -> Path:
+    """The results folder of a study; its file in configs/studies is not that."""
+    folder = Path(study)
+    if folder.is_file():
+        raise ValueError(
+            f"{study} is a file: expected the folder with a study's runs, such as "
+            f"results/{folder.stem}."
+        )
+    return folder if folder.name not in ("", "..") else folder.resolve()
 
 
 def find_studies(results: str | Path) -> list[Path]:
@@ -102,46 +133,12 @@ def find_studies(results: str | Path) -> list[Path]:
     return found
 
 
-def write_tables(study: Study, folder: Path) -> None:
-    """The results of each part for the study's metric, as CSV, Markdown and LaTeX."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for place, panel in enumerate(study.panels):
-        table = results_table(panel)
-        for form, suffix in FORMS.items():
-            text = export(table, form)  # pyright: ignore[reportArgumentType]
-            path = folder / f"{file_name(panel, place)}.{suffix}"
-            atomic_write(path, lambda file, text=text: file.write(text.encode()))
-
-
-def results_table(panel: Panel) -> pd.DataFrame:
-    """One row per metric and condition: mean, interval, seeds, paired difference, effect size."""
-    import pandas as pd
-
-    rows = []
-    names = [panel.primary] if panel.treatment else panel.metrics
-    for name in names:
-        if name is None:
-            continue
-        metric = panel.metrics[name]
-        for place, condition in enumerate(panel.conditions):
-            found, difference = metric.summary[place], metric.difference[place]
-            rows.append(
-                {
-                    "setting": panel.contexts[condition.context],
-                    panel.treatment or "runs": panel.levels[condition.level],
-                    "metric": name,
-                    "mean": found.mean,
-                    "low": found.low,
-                    "high": found.high,
-                    "seeds": found.n,
-                    "missing": metric.missing[place],
-                    "difference": difference.mean if difference else None,
-                    "difference low": difference.low if difference else None,
-                    "difference high": difference.high if difference else None,
-                    "effect size": metric.effect_size[place],
-                }
-            )
-    return pd.DataFrame(rows)
+def _board(claims: Sequence[Claim], root: Path, about: Collection[str] | None) -> list[Verdict]:
+    """The verdicts on claims, all of them or those about some studies; one family in any case."""
+    if about is not None and not any(claim.study in about for claim in claims):
+        return []
+    lines = evaluate_claims(claims, root) if claims else []
+    return [line for line in lines if about is None or line.claim.study in about]
 
 
 def _claimed(claims: Sequence[Claim], study: str) -> list[str]:
@@ -157,11 +154,24 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("studies", nargs="*", metavar="STUDY", help="a study's folder")
+    parser.add_argument(
+        "studies", nargs="*", metavar="STUDY", help="a study's folder; its page is written there"
+    )
     parser.add_argument("--results", default="results", help="where the studies are")
-    parser.add_argument("--out", help="the page; default: report.html beside the studies")
+    parser.add_argument(
+        "--out", help="the page; default: report.html in the study's folder, or in --results"
+    )
     parser.add_argument("--claims", help="the file of claims; default: configs/claims.yaml")
     parser.add_argument("--date", help="the date on the page; default: today")
+    parser.add_argument(
+        "--metrics",
+        help="of the tables, with commas between: test/probe,test/knn; default: its own",
+    )
+    parser.add_argument(
+        "--published",
+        action="store_true",
+        help="put claims and figures of papers on the page of a study too",
+    )
     parser.add_argument("--no-figures", action="store_true", help="only the page and the tables")
     return parser
 

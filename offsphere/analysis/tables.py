@@ -370,10 +370,16 @@ def _escape_markdown(cell: str) -> str:
 
 
 def _latex(lines: list[list[str]]) -> str:
-    cells = [[re.sub(r"[\\~^<>|\n&%$#_{}]", _latex_sign, cell) for cell in row] for row in lines]
+    cells = [[_escape_latex(cell) for cell in row] for row in lines]
     head, *body = (" & ".join(line) + r" \\" for line in cells)
     rules = [f"\\begin{{tabular}}{{{'l' * len(cells[0])}}}", r"\toprule", head, r"\midrule"]
     return "\n".join([*rules, *body, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _escape_latex(cell: str) -> str:
+    """The cell as LaTeX shows it, numbers with a minus sign instead of a hyphen."""
+    cell = re.sub(r"[\\~^<>|\n&%$#_{}]", _latex_sign, cell)
+    return re.sub(r"(?<![\w.}])-(?=\d)", "$-$", cell)
 
 
 def _latex_sign(match: re.Match[str]) -> str:

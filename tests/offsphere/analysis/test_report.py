@@ -46,6 +46,7 @@ from vision.train_moco import Config as MocoConfig
 from vision.train_simclr import Config as SimClrConfig
 
 DATE = "2026-01-02"
+FORMS = ("pdf", "png", "svg")
 HOSTILE = "</script><script>window.hacked = 1</script>"
 
 
@@ -490,9 +491,9 @@ def test_tables_are_written_beside_the_page(written, symmetry):
     assert list(table["difference"].dropna()) == [x.mean for x in metric.difference if x]
     latex = (written.parent / "tables" / "symmetry" / "1-text.tex").read_text()
     assert latex.startswith(r"\begin{tabular}")
-    assert r"test/ndcg10" in latex
+    assert r"nDCG@10 (\%) & nDCG@10 minus cosine (points) & seeds" in latex
     markdown = written.parent / "tables" / "symmetry" / "1-text.md"
-    assert markdown.read_text().startswith("| setting | cell | metric | mean |")
+    assert markdown.read_text().startswith("| setting | cell | nDCG@10 (%) |")
 
 
 def test_the_same_study_gives_the_same_figures(symmetry, tmp_path):
@@ -500,12 +501,12 @@ def test_the_same_study_gives_the_same_figures(symmetry, tmp_path):
         write_figures(symmetry, tmp_path / name)
     first = files_below(tmp_path / "a")
     kinds = ("results", "square", "curves", "norms", "scored")
-    assert set(first) == {f"1-text-{kind}.{form}" for kind in kinds for form in ("png", "svg")}
+    assert set(first) == {f"1-text-{kind}.{form}" for kind in kinds for form in FORMS}
     assert first == files_below(tmp_path / "b")
     drawn = first["1-text-square.svg"].decode()
     metric = symmetry.panels[0].metrics["test/ndcg10"]
     for found in metric.summary:
-        assert f"{found.mean:.{metric.decimals}f}" in drawn
+        assert f"{100 * found.mean:.1f}" in drawn
 
 
 def test_a_line_against_the_batch_size_is_drawn(results, tmp_path):
@@ -513,13 +514,14 @@ def test_a_line_against_the_batch_size_is_drawn(results, tmp_path):
     paths = write_figures(replace(study, panels=study.panels[:1]), tmp_path)
     assert "1-batch_size-along.svg" in {path.name for path in paths}
     drawn = (tmp_path / "1-batch_size-along.svg").read_text()
-    assert "gain in test/probe" in drawn
+    assert "gain in points, linear probe accuracy" in drawn
+    assert "test/probe" not in drawn
     assert "2506.09781v2 table 1" in drawn
 
 
 def test_without_claims_there_is_no_board(results, tmp_path, monkeypatch):
     monkeypatch.setattr("offsphere.analysis.report.CLAIMS", tmp_path / "none.yaml")
-    out = write_report([results / "hostile"], out=tmp_path / "page.html", figures=False)
+    out = write_report(results=results, out=tmp_path / "page.html", figures=False)
     assert "No file of claims was found" in out.read_text()
 
 

@@ -1,0 +1,142 @@
+"""What a study says about its own question, in sentences: the first screen of its page. No torch.
+
+A difference is shown if its 95 % interval over paired seeds leaves out 0. Whether higher is better
+depends on the metric, so the sentences say above and below.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+from offsphere.analysis.digest import Study
+from offsphere.analysis.markup import Html, element, seed_count
+from offsphere.analysis.panels import Measure, Metric, Panel
+from offsphere.analysis.words import listed, mean_and_interval, plain, spoken, words_of
+
+MOST = 6
+"""Sentences that stand open; the rest is folded."""
+
+
+class Answer(NamedTuple):
+    """One sentence, and the part and setting that it is about."""
+
+    where: str
+    text: str
+
+
+def answers(study: Study) -> list[Answer]:
+    """One sentence for each part and setting of a study."""
+    found = []
+    for panel in study.panels:
+        part = panel.name if len(study.panels) > 1 else ""
+        if panel.primary is None:
+            found.append(Answer(plain(part), "No run has a result yet."))
+            continue
+        for context, name in enumerate(panel.contexts):
+            where = ", ".join(plain(x) for x in (part, name) if x)
+            found.append(Answer(where, sentence(panel, context)))
+    return found
+
+
+def sentence(panel: Panel, context: int) -> str:
+    """What is shown, and what is not, about one setting of a part."""
+    name = str(panel.primary)
+    metric, words = spoken(panel.metrics[name]), words_of(name)
+    places = [i for i, c in enumerate(panel.conditions) if c.context == context]
+    if panel.treatment is None or len(places) < 2:
+        values = metric.summary[places[0]]
+        found = mean_and_interval(values, metric.decimals) or "no number"
+        return f"Nothing is compared: {metric.name} {found}, {seed_count(values.n)}."
+    base = next((i for i in places if panel.conditions[i].level == panel.baseline), None)
+    if base is None:
+        return f"No run of {_level(panel, panel.baseline or 0)}, with which others are compared."
+    changes = {i: d for i in places if (d := metric.difference[i]) and math.isfinite(d.mean)}
+    if not changes:
+        return f"No seed has a result for both {_name(panel, base)} and another."
+    shown = {i: d for i, d in changes.items() if d.low > 0 or d.high < 0}
+    others = {i: d for i, d in changes.items() if i not in shown}
+    told = [
+        f"{_name(panel, i)} is {'above' if d.mean > 0 else 'below'} {_name(panel, base)}: "
+        f"{mean_and_interval(d, metric.decimals, signed=True)}{words.unit}, {seed_count(d.n)}"
+        for i, d in sorted(shown.items(), key=lambda item: -abs(item[1].mean))
+    ]
+    if others:
+        told.append(_not_shown(panel, metric, base, others, words.unit))
+    return f"{words.text}: " + "; ".join(told) + "."
+
+
+def _not_shown(
+    panel: Panel, metric: Metric, base: int, others: dict[int, Measure], unit: str
+) -> str:
+    """Which differences the seeds do not show, the largest of them, and what they would show."""
+    names = listed([_name(panel, i) for i in others])
+    largest = max(others, key=lambda i: abs(others[i].mean))
+    found = others[largest]
+    said = f"{mean_and_interval(found, metric.decimals, signed=True)}{unit}"
+    if len(others) > 1:
+        said = f"at most {_name(panel, largest)}, {said}"
+    seen, seeds = metric.smallest[largest], seed_count(found.n)
+    if found.n < 2:
+        return (
+            f"{names} against {_name(panel, base)}: {said}, {seeds}; an interval needs two seeds "
+            "or more"
+        )
+    if seen:
+        least = f"{seen:.{metric.decimals}f}{unit}"
+        seeds = f"{seeds} would show {least} or more, with 80 % power"
+    return f"no difference to {_name(panel, base)} is shown for {names} ({said}; {seeds})"
+
+
+def header(study: Study, date: str) -> Html:
+    """The top of a study's own page: its question, its answer, how far it is."""
+    found = [_item(each) for each in answers(study)]
+    rest = element(
+        "details",
+        element("summary", f"{len(found) - MOST} more"),
+        element("ul", *found[MOST:]),
+    )
+    facts = [
+        ("Runs finished", f"{study.finished} of {study.runs}"),
+        ("Training time", f"{study.hours:.1f} h"),
+        ("Written", date),
+    ]
+    return element(
+        "header",
+        element(
+            "div",
+            element("p", "offsphere report of a study", class_="kicker"),
+            element("button", "Theme", id="theme", type="button", aria_pressed="false"),
+            class_="bar",
+        ),
+        element("h1", study.name),
+        element("p", study.question, class_="lead") if study.question else None,
+        element("ul", *found[:MOST], class_="answer"),
+        rest if len(found) > MOST else None,
+        element(
+            "p",
+            "Paired by seed, 95 % intervals each; a difference is shown if its interval leaves "
+            "out 0.",
+            class_="muted",
+        ),
+        element(
+            "dl",
+            *(element("div", element("dt", name), element("dd", value)) for name, value in facts),
+            class_="facts",
+        ),
+    )
+
+
+def _item(answer: Answer) -> Html:
+    where = element("b", f"{answer.where}. ") if answer.where else None
+    return element("li", where, re.sub(r"(?<![\w.])-(?=\d)", "−", answer.text))
+
+
+def _name(panel: Panel, place: int) -> str:
+    return _level(panel, panel.conditions[place].level)
+
+
+def _level(panel: Panel, level: int) -> str:
+    name = panel.levels[level]
+    return name if panel.treatment in ("cell", "arm") else f"{plain(str(panel.treatment))} {name}"
