@@ -6,8 +6,8 @@
 
 Norms, what they say about right and wrong answers, cosine against dot and one-sided scores, what
 post-hoc remedies change on examples they were not fitted on, and whether the text tower holds
-shared syntax for shared meaning; with a recommendation in plain words, as audit.json and a page,
-audit.html.
+shared syntax for shared meaning; with a recommendation in plain words, one line first, as
+audit.json and a page, audit.html.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING
 
 from crossmodal import benchmark
 from crossmodal.audit_advice import (
+    PROBE,
     RULES,
     Advice,
     Rules,
+    headline,
     points,
     recommend,
     recommend_from_probe,
@@ -64,6 +66,8 @@ class Report:
     resamples: int
     seed: int
     rules: Rules
+    headline: str
+    """What to do, in one line."""
     advice: tuple[Advice, ...]
     data: tuple[DataAudit, ...]
     probe: Probe | None
@@ -103,7 +107,7 @@ def measure(config: Config) -> tuple[Report, list[benchmark.Scores]]:
         for direction in found.directions
     ]
     if probe is not None:
-        advice.append(Advice("prompt probe", "text to text", recommend_from_probe(probe)))
+        advice.append(Advice(PROBE, "text to text", recommend_from_probe(probe)))
     report = Report(
         model=what.model,
         pretrained=what.pretrained,
@@ -114,6 +118,7 @@ def measure(config: Config) -> tuple[Report, list[benchmark.Scores]]:
         resamples=config.resamples,
         seed=config.seed,
         rules=RULES,
+        headline=headline(advice, what.own),
         advice=tuple(advice),
         data=audits,
         probe=probe,
@@ -141,12 +146,13 @@ def write(config: Config, report: Report, scores: list[benchmark.Scores]) -> Pat
 
 
 def show(report: Report, folder: Path) -> None:
-    """A table per data set and direction, and what follows from it."""
+    """What to do in one line; a table per data set and direction, and what follows from it."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console()
+    console.print(Text(report.headline, style="bold"), soft_wrap=True)
     for found in report.data:
         for direction in found.directions:
             title = f"{found.data}: {direction.title}, {direction.queries} queries"

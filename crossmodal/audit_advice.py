@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from crossmodal.audit_probe import Probe
 
 Verdict = Literal[
+    "at chance",
     "use magnitude",
     "keep cosine",
     "no difference",
@@ -41,6 +43,7 @@ class Rules:
 
 
 RULES = Rules()
+PROBE = "prompt probe"
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,65 @@ class Advice:
 
 def recommend(found: DirectionAudit) -> tuple[Statement, ...]:
     """What to do in one direction: with the candidates' norms, the query's norm, the remedies."""
+    if at_chance(found):
+        return (_about_chance(found),)
     return (
         _about_magnitude(found),
         _about_confidence(found.confidence, found.query),
         _about_remedies(found.remedies),
     )
+
+
+def headline(advice: Sequence[Advice], own: str) -> str:
+    """The whole audit in one line: what to do with magnitude, and why."""
+    said = [(x, x.statements[0]) for x in advice if x.data != PROBE]
+    by_verdict: dict[str, list[tuple[Advice, Statement]]] = {}
+    for each in said:
+        by_verdict.setdefault(each[1].verdict, []).append(each)
+    use, keep = by_verdict.get("use magnitude", []), by_verdict.get("keep cosine", [])
+    if use and keep:
+        return (
+            f"It depends: use magnitude for {_places(use)}, keep normalising for {_places(keep)}."
+        )
+    if use:
+        return f"Use magnitude for {_places(use)}: {_lower(use[0][1].text)}"
+    if keep:
+        return f"Keep normalising: {_lower(keep[0][1].text)}"
+    if len(by_verdict.get("at chance", [])) == len(said):
+        return f"Nothing can be told: {_lower(said[0][1].text)}"
+    if same := by_verdict.get("no difference"):
+        return f"Keep normalising: {_lower(same[0][1].text)}"
+    if len(by_verdict.get("already normalised", [])) == len(said):
+        return f"Keep normalising: {_lower(said[0][1].text)}"
+    open_ones = by_verdict.get("inconclusive") or said
+    return f"Keep scoring with {own}, nothing is settled: {_lower(open_ones[0][1].text)}"
+
+
+def at_chance(found: DirectionAudit) -> bool:
+    """Whether no score, with any exponent, is shown to answer better than a guess."""
+    chance = found.chance[found.metric]
+    return all(row.metrics[found.metric].low <= chance for row in found.scored)
+
+
+def _about_chance(found: DirectionAudit) -> Statement:
+    best = max(found.scored, key=lambda row: row.metrics[found.metric].value)
+    share, chance = best.metrics[found.metric], found.chance[found.metric]
+    return Statement(
+        "at chance",
+        f"{found.metric} is {100 * share.value:.1f} % [{100 * share.low:.1f}, "
+        f"{100 * share.high:.1f}] at best, and guessing gives {100 * chance:.1f} %: whatever the "
+        f"norms do here is noise. Take data that the model knows, or more of it "
+        f"({found.queries} queries).",
+    )
+
+
+def _places(said: Sequence[tuple[Advice, Statement]]) -> str:
+    return ", ".join(f"{advice.direction} on {advice.data}" for advice, _ in said)
+
+
+def _lower(text: str) -> str:
+    """A sentence as it goes on after a colon; names such as i2t_r1 stay as they are."""
+    return text[0].lower() + text[1:]
 
 
 def _about_magnitude(found: DirectionAudit) -> Statement:
@@ -90,8 +147,8 @@ def _about_magnitude(found: DirectionAudit) -> Statement:
     if max(-difference.low, difference.high, 3 / images) <= margin:
         return Statement(
             "no difference",
-            f"Keep cosine, the simpler one: the norms of the {side} make a difference of less "
-            f"than {100 * margin:g} point ({evidence}).",
+            f"The norms of the {side} change the result by less than {100 * margin:g} point "
+            f"({evidence}): cosine is the simpler one.",
         )
     if difference.low > 0:
         return Statement(
@@ -105,8 +162,8 @@ def _about_magnitude(found: DirectionAudit) -> Statement:
         )
     return Statement(
         "inconclusive",
-        f"The interval of dot minus cosine spans 0 ({evidence}). Score it as it was trained until "
-        "more examples say otherwise.",
+        f"The interval of dot minus cosine includes 0 ({evidence}). Score it as it was trained "
+        "until there are more examples.",
     )
 
 
@@ -115,19 +172,19 @@ def _about_confidence(found: Confidence, query: str) -> Statement:
     if min(found.right, found.wrong) < RULES.least_of_a_kind:
         return Statement(
             "inconclusive",
-            f"Whether the {query}'s norm tells right answers from wrong cannot be said: "
-            f"{found.right} right and {found.wrong} wrong.",
+            f"There are too few answers of a kind to say whether the {query}'s norm tells right "
+            f"from wrong: {found.right} right and {found.wrong} wrong.",
         )
     if found.query_norm is None:
         return Statement(
-            "norm does not tell", f"The {query}'s norm is constant: it says nothing of an answer."
+            "norm does not tell", f"The {query}'s norm is the same for right and wrong answers."
         )
     area, effect = found.query_norm.auroc, found.query_norm.cohens_d
     evidence = f"AUROC {spread(area)}, Cohen's d {spread(effect)}"
     if area.low <= 0.5 <= area.high:
         return Statement(
             "norm does not tell",
-            f"No sign that the {query}'s norm tells right answers from wrong ({evidence}).",
+            f"The {query}'s norm is about as large for right answers as for wrong ({evidence}).",
         )
     strength = " weakly" if abs(area.value - 0.5) < RULES.weak_auroc else ""
     which = "longer" if area.value > 0.5 else "shorter"
@@ -150,7 +207,10 @@ def _about_remedies(found: Remedies) -> Statement:
         if row.minus_cosine is not None and row.minus_cosine.low > 0
     ]
     if not sure:
-        return Statement("no remedy", f"No remedy is surely better than plain cosine ({where}).")
+        return Statement(
+            "no remedy",
+            f"Every remedy's gain over plain cosine may be 0 or less ({where}).",
+        )
     _, name, gain = max(sure, key=lambda row: row[0])
     what = {"centred": "Centre first", "centred, then dot": "Centre first, then use dot"}
     return Statement(
@@ -174,7 +234,7 @@ def recommend_from_probe(found: Probe) -> tuple[Statement, ...]:
             "meaning over syntax", f"Cosine puts shared meaning above shared syntax: {evidence}."
         )
     else:
-        said = Statement("inconclusive", f"Neither syntax nor meaning weighs more: {evidence}.")
+        said = Statement("inconclusive", f"Syntax and meaning weigh about the same: {evidence}.")
     statements = [said]
     for name, words in (("dot", "Keeping the norms"), ("centred", "Centring")):
         change = found.nearest[name].same_noun_minus_cosine

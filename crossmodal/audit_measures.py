@@ -1,15 +1,16 @@
 """What an audit measures: what norms say, what their use changes, what post-hoc remedies change.
 
-Intervals are percentile bootstraps over images, captions going with their image, as in the
-benchmark. Answers whose right candidate ties with a wrong one are neither right nor wrong: they are
-left out of the comparison of right and wrong answers, and counted.
+Intervals are percentile bootstraps over images, captions going with their image, and closed
+formulas where too few answers differ, as in the benchmark. Answers whose right candidate ties with
+a wrong one are neither right nor wrong: they are left out of the comparison of right and wrong
+answers, and counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +20,11 @@ from crossmodal.features import Features
 from offsphere import geometry
 from offsphere.cells import shrink
 from offsphere.evaluation.confidence import auroc
+from offsphere.evaluation.intervals import change_interval, percentiles, share_interval
 from offsphere.evaluation.retrieval import draws, same_ranking
 from offsphere.evaluation.zero_shot import class_vectors
 from offsphere.names import CORNERS
+from offsphere.progress import track
 from offsphere.similarity import (
     CellSimilarity,
     Centred,
@@ -231,7 +234,7 @@ def audit(
     similarities: Sequence[str] = (),
 ) -> DataAudit:
     """Everything about one data set, from the features and outcomes of its benchmark."""
-    features = in_float64(found)
+    features, ways = in_float64(found), DIRECTIONS[found.task]
     return DataAudit(
         data=found.data,
         task=found.task,
@@ -243,7 +246,7 @@ def audit(
         log_norm_cosine_correlation=_log_norm_cosine_correlation(features),
         directions=tuple(
             audit_direction(what, found, features, direction, resamples, seed, similarities)
-            for direction in DIRECTIONS[found.task]
+            for direction in track(ways, len(ways), f"auditing {found.data}", "directions")
         ),
     )
 
@@ -374,9 +377,12 @@ def separation(
         for weight in image_weights(image, resamples, seed)
     ]
     aurocs, ds = torch.tensor(drawn, dtype=torch.float64).T
+    area, rarer = auroc(values, right), min(rights, len(values) - rights)
+    effect = geometry.cohens_d(values[right], values[~right]).item()
     return Separation(
-        Estimate(auroc(values, right), *_interval(aurocs, LEVEL)),
-        Estimate(geometry.cohens_d(values[right], values[~right]).item(), *_interval(ds, LEVEL)),
+        # An area is a share of pairs, and there are no more independent ones than rarer answers.
+        Estimate(area, *share_interval(area, aurocs, rarer, LEVEL)),
+        Estimate(effect, *percentiles(ds, LEVEL)),
     )
 
 
@@ -437,7 +443,8 @@ def remedies(
         difference = None
         if not ranks_as_cosine(similarity):
             surplus = answers.hit - cosine.hit
-            difference = clustered_mean(surplus, judged.query_image, level, resamples, seed)
+            image = judged.query_image
+            difference = clustered_mean(surplus, image, level, resamples, seed, "change")
         rows.append(_remedy(name, answers, judged, difference, resamples, seed))
     return Remedies(
         reference=int(reference_images.sum()),
@@ -500,21 +507,27 @@ def judge(similarity: Similarity, search: Search) -> Judged:
 
 
 def clustered_mean(
-    values: Float[Tensor, " q"], cluster: Int[Tensor, " q"], level: float, resamples: int, seed: int
+    values: Float[Tensor, " q"],
+    cluster: Int[Tensor, " q"],
+    level: float,
+    resamples: int,
+    seed: int,
+    kind: Literal["share", "change", "number"] = "number",
 ) -> Estimate:
-    """The mean, and its interval over clusters (images with their captions) drawn again."""
+    """The mean, and its interval over clusters (images with their captions) drawn again.
+
+    Where too few answers are right, wrong or changed, shares and changes have closed intervals.
+    """
     names, row = cluster.unique(return_inverse=True)
     total = torch.bincount(row, values.double(), minlength=len(names))
     count = torch.bincount(row, minlength=len(names)).double()
     drawn = [total[tile].sum(1) / count[tile].sum(1) for tile in draws(len(names), resamples, seed)]
-    return Estimate(values.double().mean().item(), *_interval(torch.cat(drawn), level))
-
-
-def _interval(values: Tensor, level: float) -> tuple[float, float]:
-    """The middle of bootstrap values; a draw that has no value (NaN) is left out."""
-    tail = (1 - level) / 2
-    low, high = values.nanquantile(torch.tensor([tail, 1 - tail], dtype=values.dtype)).tolist()
-    return low, high
+    mean, again, n = values.double().mean().item(), torch.cat(drawn), len(names)
+    if kind == "share":
+        return Estimate(mean, *share_interval(mean, again, n, level))
+    if kind == "change":
+        return Estimate(mean, *change_interval(total * (n / len(values)), again, level))
+    return Estimate(mean, *percentiles(again, level))
 
 
 def _side(x: Float[Tensor, "n d"]) -> Side:

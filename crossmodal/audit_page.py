@@ -35,13 +35,17 @@ COLOURS = ("#3d7dca", "#d9822b")
 PLOT = (4.6, 2.9)
 STYLE = """
 :root { color-scheme: light dark; --line: #8886; --soft: #8881; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: auto; padding: 0 1rem 3rem; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: auto; padding: 0 1rem 3rem;
+  overflow-wrap: anywhere; }
+.headline { font-size: 1.2rem; font-weight: 600; }
 h1 { font-size: 1.5rem; } h2 { margin-top: 2.5rem; border-top: 1px solid var(--line); }
-table { border-collapse: collapse; } td { white-space: nowrap; } .wide { overflow-x: auto; }
+table { border-collapse: collapse; } td { white-space: nowrap; overflow-wrap: normal; }
+th { overflow-wrap: normal; } .wide { overflow-x: auto; }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: right; }
 th:first-child, td:first-child { text-align: left; } thead th { vertical-align: bottom; }
 .advice { background: var(--soft); border-left: 4px solid #3d7dca; padding: .5rem 1rem .5rem 2rem; }
-.plots { display: flex; flex-wrap: wrap; gap: 1rem; } figure { margin: 0; max-width: 100%; }
+.plots { display: flex; flex-wrap: wrap; gap: 1rem; } figure { margin: 0; min-width: 0;
+  max-width: 100%; }
 svg { max-width: 100%; height: auto; } figcaption, .note { font-size: .9rem; opacity: .85; }
 @media (prefers-color-scheme: dark) { body { background: #16181c; color: #e4e4e4; } }
 @media (prefers-color-scheme: light) { body { background: #fff; color: #1c1c1c; } }
@@ -53,10 +57,12 @@ def page(report: Report) -> str:
     name = f"{report.model} {report.pretrained}"
     parts = [
         f"<h1>Does magnitude carry information in {escape(name)}?</h1>",
+        f'<p class="headline">{escape(report.headline)}</p>',
         _paragraph(
             f"Trained with {report.trained_with}; answers are right or wrong as scored with "
-            f"{report.own}. Intervals in brackets hold the middle {report.level:.0%} of "
-            f"{report.resamples} bootstrap samples over images."
+            f"{report.own}. In brackets: {report.level:.0%} intervals from {report.resamples} "
+            "bootstrap samples over images; Wilson's, and Newcombe's of differences, where fewer "
+            "than five answers are right, wrong or changed."
         ),
         _advice(report),
         *(_data(found) for found in report.data),
@@ -252,7 +258,8 @@ def _method(report: Report) -> str:
             f"not matter; fewer than {rules.least_images} images, or "
             f"{rules.least_of_a_kind} right or wrong answers, decide nothing; norms with a CV "
             f"below {rules.constant_cv} are constant; an AUROC within {rules.weak_auroc} of "
-            "0.5 is called weak. Otherwise an interval decides: it excludes no difference, or not.",
+            "0.5 is called weak; where all scores may be guesses, nothing else is said. "
+            "Otherwise a difference counts if its interval excludes 0.",
         )
     )
 
@@ -344,8 +351,8 @@ def _table(header: Iterable[str], rows: Sequence[Sequence[str]]) -> str:
 
     body = "\n".join(cells("td", row) for row in rows)
     return (
-        f'<div class="wide"><table><thead>{cells("th", header)}</thead>\n<tbody>{body}</tbody>'
-        "</table></div>"
+        f'<div class="wide" tabindex="0"><table><thead>{cells("th", header)}</thead>\n'
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -72,8 +72,10 @@ def measure(texts: Float[Tensor, "n t d"], resamples: int, seed: int) -> Probe:
     judged, mean = texts[~reference], texts[reference].mean((0, 1))
     n, t, _ = judged.shape
 
-    def over_nouns(values: Float[Tensor, " n"]) -> Estimate:
-        return clustered_mean(values, torch.arange(n), LEVEL, resamples, seed)
+    def over_nouns(
+        values: Float[Tensor, " n"], kind: Literal["share", "change", "number"] = "number"
+    ) -> Estimate:
+        return clustered_mean(values, torch.arange(n), LEVEL, resamples, seed, kind)
 
     by_template, by_noun = mean_cosines(judged)
     u = unit(judged)
@@ -91,7 +93,9 @@ def measure(texts: Float[Tensor, "n t d"], resamples: int, seed: int) -> Probe:
         excess=over_nouns(by_template - by_noun),
         nearest={
             name: Neighbours(
-                over_nouns(template), over_nouns(noun), over_nouns(noun - shares["cosine"][1])
+                over_nouns(template, "share"),
+                over_nouns(noun, "share"),
+                over_nouns(noun - shares["cosine"][1], "change"),
             )
             for name, (template, noun) in shares.items()
         },

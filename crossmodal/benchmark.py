@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 Exponents = tuple[float, float]
 Interval = tuple[float, float]
 
-DEFAULT_DATA = ("emoji", "emoji:group", "emoji:subgroup")
 RECALLS = (1, 5, 10)
 LEVEL = 0.95
 
@@ -78,8 +77,8 @@ class Config:
     """Raw embeddings in .safetensors or .npz: images, texts and owner (the image of each text), or
     images, labels and class_texts (and class_owner)."""
     data: tuple[str, ...] = ()
-    """emoji, openmoji, emoji:group, emoji:subgroup, wds:PATTERN, csv:FILE, folder:PATH,
-    clip-benchmark:NAME; default: the run's own data, else the emoji sets."""
+    """csv:FILE, wds:PATTERN, folder:PATH, clip-benchmark:NAME, emoji, openmoji, emoji:group,
+    emoji:subgroup; default: a run's own data, a --model has none."""
     split: str | None = None
     """Default: all of wds: and csv: data, test of any other."""
     root: str | None = None
@@ -126,6 +125,12 @@ class Config:
             raise ValueError("--pretrained goes with --model.")
         if self.embeddings is not None and self.data:
             raise ValueError("--data goes with --run or --model: embeddings are their own data.")
+        if self.model is not None and not self.data:
+            raise ValueError(
+                "--model needs --data, what it is to be measured on: your own pictures and texts "
+                "(csv:FILE, wds:PATTERN, folder:PATH), a public set (clip-benchmark:NAME with "
+                "--root), or emoji for a first try."
+            )
         if self.eval_cell is not None:
             object.__setattr__(self, "eval_cell", canonical_eval_cell(self.eval_cell))
         check_similarities(self.similarities)
@@ -207,7 +212,7 @@ def of_model(config: Config, subject: Subject) -> tuple[Benchmarked, list[Scores
         reading = dataclasses.replace(reading, split=config.split or subject.split)
     store = Store(cache_folder() if config.cache else None)
     scores = []
-    for data in config.data or subject.data or DEFAULT_DATA:
+    for data in config.data or subject.data:
         for examples in features.load_examples(data, subject, reading):
             embedded = features.encode(subject, examples, store)
             found = score(examples.name, examples.task, embedded, cells, config)
@@ -245,6 +250,7 @@ def score(
     data: str, task: str, features: Features, cells: dict[str, Exponents], config: Config
 ) -> Scores:
     """Every cell's metrics from the same features, with bootstrap intervals over images."""
+    from crossmodal import uncertainty
     from offsphere.evaluation import retrieval, zero_shot
 
     images, texts, owner, labels = features
@@ -262,37 +268,19 @@ def score(
             else zero_shot.bootstrap(result.outcomes, times=times, seed=seed)
         )
     metrics = {name: with_chance(result.metrics) for name, result in found.items()}
+    outcomes = {name: result.outcomes for name, result in found.items()}
     return Scores(
         data,
         task,
         features,
         skipped=0,
         metrics=metrics,
-        intervals={
-            name: {metric: interval(values) for metric, values in of_cell.items()}
-            for name, of_cell in drawn.items()
-        },
-        against_cosine={
-            name: {
-                metric: (
-                    metrics[name][metric] - metrics["cosine"][metric],
-                    *interval(values - drawn["cosine"][metric]),
-                )
-                for metric, values in of_cell.items()
-            }
-            for name, of_cell in drawn.items()
-        },
-        outcomes={name: result.outcomes for name, result in found.items()},
+        intervals=uncertainty.intervals(metrics, drawn, len(images), LEVEL),
+        against_cosine=uncertainty.minus_cosine(
+            metrics, drawn, outcomes, owner if labels is None else None, cells, LEVEL
+        ),
+        outcomes=outcomes,
     )
-
-
-def interval(values: Tensor) -> Interval:
-    """The middle 95 % of bootstrap values."""
-    import torch
-
-    tail = (1 - LEVEL) / 2
-    low, high = values.quantile(torch.tensor([tail, 1 - tail], dtype=values.dtype)).tolist()
-    return low, high
 
 
 def with_chance(metrics: dict[str, float]) -> dict[str, float]:
@@ -493,19 +481,20 @@ def show(what: Benchmarked, scores: list[Scores], folder: Path) -> None:
             shown = [m for m in direction.metrics if m in found.metrics[what.own]]
             title = f"{found.data}: {direction.title}, the {direction.query} is the query"
             table = Table("scored with", title=title)
-            for metric in shown:
+            for metric in [*shown, f"{shown[0]} minus cosine"]:
                 table.add_column(metric, justify="right")
             for group in same_ranking(what.cells, direction.candidates):
                 own = what.own in group
                 cells = [_cell_text(found, group[0], metric) for metric in shown]
+                cells.append("" if "cosine" in group else _change(found, group[0], shown[0]))
                 table.add_row(" = ".join(group), *cells, style="bold" if own else None)
             chance = [f"{found.metrics[what.own][f'chance_{metric}']:.1%}" for metric in shown]
-            table.add_row("chance", *chance, style="dim")
+            table.add_row("chance", *chance, "", style="dim")
             console.print(table)
     console.print(
         f"{what.model} {what.pretrained}, trained with {what.trained_with}; bold: scored with "
-        f"{what.own}. In brackets: {LEVEL:.0%} bootstrap intervals over images. Cells with the "
-        "same exponent on the candidates' side tie by construction.",
+        f"{what.own}. In brackets: {LEVEL:.0%} intervals over images; differences in points, "
+        "paired. Cells with the same exponent on the candidates' side tie by construction.",
         f"{folder}: results.csv, examples.safetensors, clip_benchmark/*.json",
         sep="\n",
         soft_wrap=True,
@@ -515,6 +504,11 @@ def show(what: Benchmarked, scores: list[Scores], folder: Path) -> None:
 def _cell_text(found: Scores, cell: str, metric: str) -> str:
     low, high = found.intervals[cell][metric]
     return f"{found.metrics[cell][metric]:.1%} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _change(found: Scores, cell: str, metric: str) -> str:
+    value, low, high = (100 * x for x in found.against_cosine[cell][metric])
+    return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def slug(text: str) -> str:

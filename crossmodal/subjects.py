@@ -22,6 +22,7 @@ from offsphere.encoders.clip import registered_name
 from offsphere.encoders.weights import ignore_pickle_warnings, why
 from offsphere.evaluation.retrieval import Exponents
 from offsphere.names import unknown
+from offsphere.progress import track
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -69,7 +70,8 @@ class Subject:
     def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "t d"]:
         """Raw text embeddings, in float32 on the CPU."""
         parts = []
-        for start in range(0, len(texts), TEXTS_AT_ONCE):
+        starts = range(0, len(texts), TEXTS_AT_ONCE)
+        for start in track(starts, len(starts), "encoding texts"):
             tokens = self.tokenize(list(texts[start : start + TEXTS_AT_ONCE])).to(self.device)
             parts.append(self.text_tower(tokens).float().cpu())
         return torch.cat(parts)

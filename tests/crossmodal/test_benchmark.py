@@ -254,6 +254,8 @@ def test_the_csv_names_query_chance_and_ties(place, tmp_path):
     assert float(row["minus_cosine"]) == pytest.approx(difference)
     assert float(row["minus_cosine_low"]) <= difference <= float(row["minus_cosine_high"])
     assert float(row["low"]) <= float(row["value"]) <= float(row["high"])
+    tied = rows["i2t_r1", "dnorm"]
+    assert [float(tied[f"minus_cosine{end}"]) for end in ("", "_low", "_high")] == [0, 0, 0]
     assert rows["i2t_r5", "dot"]["ties_by_construction"] == "qnorm"
     assert rows["i2t_r5", "dot"]["images"] == str(PICTURES)
     (file,) = tmp_path.glob("benchmark/*/examples.safetensors")
@@ -405,15 +407,17 @@ def test_weights_that_are_not_there_and_cannot_be_fetched(monkeypatch, capsys, t
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    code, said = refusal(monkeypatch, capsys, "--model=ViT-B-32", "--pretrained=laion2b_s34b_b79k")
+    code, said = refusal(
+        monkeypatch, capsys, "--model=ViT-B-32", "--pretrained=laion2b_s34b_b79k", "--data=emoji"
+    )
     assert code == 1
     assert "ViT-B-32, laion2b_s34b_b79k are not on this machine" in said
     assert "https://huggingface.co/laion/CLIP-ViT-B-32-laion2B-s34B-b79K" in said
     assert "--model=local-dir:DIR" in said
     assert str(tmp_path / "hub") in said
-    _, said = refusal(monkeypatch, capsys, "--model=RN50", "--pretrained=yfcc15m")
+    _, said = refusal(monkeypatch, capsys, "--model=RN50", "--pretrained=yfcc15m", "--data=emoji")
     assert "rn50-quickgelu-yfcc15m-455df137.pt and pass --model=RN50-quickgelu" in said
-    _, said = refusal(monkeypatch, capsys, "--model=hf-hub:nobody/nothing")
+    _, said = refusal(monkeypatch, capsys, "--model=hf-hub:nobody/nothing", "--data=emoji")
     assert "`hf download nobody/nothing --local-dir DIR`" in said
 
 
@@ -445,25 +449,37 @@ def test_weights_in_a_file_are_preprocessed_as_their_tags_are():
 
 def test_models_that_cannot_be_loaded(place, tmp_path, monkeypatch, capsys):
     model = f"--model={place / 'bench-tiny.json'}"
-    code, said = refusal(monkeypatch, capsys, "--model=ViT-B-33", "--pretrained=x.pt")
+    code, said = refusal(
+        monkeypatch, capsys, "--model=ViT-B-33", "--pretrained=x.pt", "--data=emoji"
+    )
     assert code == 1
     assert "Did you mean" in said
-    _, said = refusal(monkeypatch, capsys, "--model=ViT-B-32")
+    _, said = refusal(monkeypatch, capsys, "--model=ViT-B-32", "--data=emoji")
     assert "needs --pretrained=FILE or a tag, its weights would be random" in said
     assert "laion400m_e32" in said
-    _, said = refusal(monkeypatch, capsys, "--model=ViT-B-32", "--pretrained=laion400m_e33")
+    _, said = refusal(
+        monkeypatch, capsys, "--model=ViT-B-32", "--pretrained=laion400m_e33", "--data=emoji"
+    )
     assert "Did you mean 'laion400m_e32'?" in said
-    _, said = refusal(monkeypatch, capsys, model, f"--pretrained={tmp_path}/gone.pt")
+    _, said = refusal(
+        monkeypatch, capsys, model, "--data=emoji", f"--pretrained={tmp_path}/gone.pt"
+    )
     assert f"No such file: {tmp_path}/gone.pt" in said
     (tmp_path / "junk.pt").write_bytes(b"junk")
-    _, said = refusal(monkeypatch, capsys, model, f"--pretrained={tmp_path}/junk.pt")
+    _, said = refusal(
+        monkeypatch, capsys, model, "--data=emoji", f"--pretrained={tmp_path}/junk.pt"
+    )
     assert f"{tmp_path}/junk.pt does not hold weights of bench-tiny" in said
     torch.save({"a": torch.zeros(1)}, tmp_path / "other.pt")
-    _, said = refusal(monkeypatch, capsys, model, f"--pretrained={tmp_path}/other.pt")
+    _, said = refusal(
+        monkeypatch, capsys, model, "--data=emoji", f"--pretrained={tmp_path}/other.pt"
+    )
     assert f"{tmp_path}/other.pt does not hold weights of bench-tiny" in said
-    _, said = refusal(monkeypatch, capsys, f"--model=local-dir:{tmp_path}")
+    _, said = refusal(monkeypatch, capsys, f"--model=local-dir:{tmp_path}", "--data=emoji")
     assert f"{tmp_path} has no open_clip_config.json" in said
-    _, said = refusal(monkeypatch, capsys, f"--model=local-dir:{tmp_path}", "--pretrained=x")
+    _, said = refusal(
+        monkeypatch, capsys, f"--model=local-dir:{tmp_path}", "--pretrained=x", "--data=emoji"
+    )
     assert "--pretrained=x would be ignored" in said
 
 
@@ -551,6 +567,7 @@ def test_tables_show_chance_and_ties_as_one_row(place, tmp_path, capsys):
     assert "cosine = dnorm" in said
     assert "cosine = qnorm" in said
     assert f"{found['clip-benchmark:wds/x/i2t_r1']:.1%} [" in said
+    assert "i2t_r1 minus cosine" in " ".join(said.split())
     assert f"{found['clip-benchmark:wds/x/chance_i2t_r5']:.1%}" in said
 
 
