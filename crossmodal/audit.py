@@ -32,6 +32,7 @@ from crossmodal.audit_advice import (
 from crossmodal.benchmark import LEVEL, slug
 from offsphere.command import one_line_errors
 from offsphere.config import parse, settings_hash, to_dict
+from offsphere.progress import speaking
 from offsphere.record import atomic_write, provenance, write_json
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def show(report: Report, folder: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Flags in, a recommendation out."""
-    with one_line_errors("offsphere audit", "Nothing was written."):
+    with one_line_errors("offsphere audit", "Nothing was written."), speaking():
         config = parse(Config, argv, description=__doc__)
         run(config)
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from offsphere.command import one_line_errors
 from offsphere.config import parse, settings_hash, to_dict, where
 from offsphere.names import check_similarities
+from offsphere.progress import speaking
 from offsphere.record import atomic_write, find_run, provenance, write_json
 from offsphere.training.settings import canonical_eval_cell
 
@@ -518,7 +519,7 @@ def slug(text: str) -> str:
 
 def main() -> None:
     """Flags in, tables out."""
-    with one_line_errors("benchmark", "Nothing was written."):
+    with one_line_errors("benchmark", "Nothing was written."), speaking():
         config = parse(Config, description=__doc__)
         run(config)
 

@@ -11,7 +11,6 @@ papers and claims about them come with --published. No torch.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ from offsphere.analysis.claims import Claim, Verdict, evaluate_claims, load_clai
 from offsphere.analysis.digest import compare_with_cosine, read_study
 from offsphere.analysis.paper_tables import check_metrics, write_tables
 from offsphere.analysis.tables import RUNS, run_folders
+from offsphere.command import one_line_errors
 from offsphere.progress import speaking, track
 from offsphere.record import atomic_write
 from offsphere.share import CONFIGS
@@ -33,7 +33,7 @@ CLAIMS = CONFIGS / "claims.yaml"
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the page; a mistake ends in one line, exit 1 (exit 2 for a faulty flag)."""
     args = _parser().parse_args(argv)
-    try:
+    with one_line_errors("offsphere report", "No page was written."), speaking():
         out = write_report(
             args.studies,
             results=args.results,
@@ -44,13 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             metrics=[name.strip() for name in (args.metrics or "").split(",") if name.strip()],
             published=args.published or None,
         )
-    except (ValueError, OSError) as error:
-        print(f"offsphere report: error: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
-    except KeyboardInterrupt:
-        print("offsphere report: interrupted. No page was written.", file=sys.stderr)
-        raise SystemExit(130) from None
-    print(f"{out} ({out.stat().st_size / 1e6:.2f} MB)")
+        print(f"{out} ({out.stat().st_size / 1e6:.2f} MB)")
 
 
 def write_report(
