@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from offsphere.analysis.claims import Verdict, evaluate_claims, load_claims
+from offsphere.analysis.claim_file import load_claims
+from offsphere.analysis.claims import Verdict, evaluate_claims
 from offsphere.analysis.digest import read_study
 from offsphere.analysis.overview import draw_variance
 from offsphere.analysis.report import write_report

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,12 +29,9 @@ from offsphere.analysis.panels import (
 )
 from offsphere.analysis.pictures import Picture, drawings, picture_of
 from offsphere.analysis.tables import (
-    EXAMPLES,
     ORIGIN,
-    as_stored,
     curves_table,
-    read_examples,
-    run_folders,
+    examples_by_run,
     runs_table,
 )
 from offsphere.analysis.tasks import outcomes_of
@@ -108,7 +105,8 @@ def read_study(folder: str | Path, claimed: Sequence[str] = ()) -> Study:
     if "eval_split" in runs.columns:
         runs = runs.loc[[text_of(x) != "validation" for x in runs["eval_split"]]]
     wanted = {name for metric in runs.columns if "/" in metric for name in outcomes_of(metric)}
-    curves, examples = curves_table(folder), examples_by_run(folder, wanted)
+    curves = curves_table(folder)
+    examples = examples_by_run(folder, lambda name: is_norm(name) or name in wanted)
     parts = parts_of(runs)
     panels = [
         read_panel(name, script, part, about.get("metric"), claimed, curves, examples)
@@ -140,29 +138,6 @@ def study_file(folder: Path) -> dict[str, Any]:
     file = ROOT / "configs" / "studies" / f"{folder.name.removesuffix('_smoke')}.yaml"
     found = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else {}
     return found if isinstance(found, dict) else {}
-
-
-def examples_by_run(folder: Path, wanted: Collection[str] = ()) -> dict[str, dict[str, Array]]:
-    """Per run every per-example vector of norms, and the outcomes that are wanted."""
-    from safetensors import safe_open
-
-    found: dict[str, dict[str, Array]] = {}
-    if (folder / EXAMPLES).exists():
-        table = read_examples(folder / EXAMPLES)
-        kept = [x for x in map(str, table["outcome"].unique()) if is_norm(x) or x in wanted]
-        table = table[table["outcome"].isin(kept)]
-        for key, values in table.groupby(["run", "outcome"], observed=True)["value"]:
-            run, outcome = (str(part) for part in key)  # pyright: ignore[reportGeneralTypeIssues]
-            found.setdefault(run, {})[outcome] = values.to_numpy(float)
-    for path in run_folders(folder):
-        if (path / "examples.safetensors").exists():
-            with safe_open(path / "examples.safetensors", framework="numpy") as file:
-                found[path.name] = {
-                    name: as_stored(name, file.get_tensor(name))
-                    for name in sorted(file.keys())
-                    if is_norm(name) or name in wanted
-                }
-    return found
 
 
 def provenance_of(runs: pd.DataFrame) -> dict[str, list[str]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from offsphere.analysis.captions import CAPTIONS
 from offsphere.analysis.chart_data import comparison_data, embedded, panel_data, short
-from offsphere.analysis.claims import Verdict
+from offsphere.analysis.claims import Verdict, groups, in_group, rests_on
 from offsphere.analysis.digest import Comparison, Study
 from offsphere.analysis.markup import (
     Html,
@@ -27,16 +27,15 @@ from offsphere.analysis.markup import (
     seed_count,
     table,
 )
-from offsphere.analysis.panels import RESAMPLES, HeatMap, Measure, Metric, Panel, decimals_for
+from offsphere.analysis.panels import HeatMap, Measure, Metric, Panel, decimals_for
 from offsphere.analysis.pictures import Picture
 
 SIGNS = {
-    "supported": "✓",
-    "proved": "✓",
-    "contradicted": "✕",
+    "verified": "✓",
     "failed": "✕",
     "equivalent": "≈",
-    "inconclusive": "?",
+    "not settled": "?",
+    "not testable here": "–",
     "measured": "•",
 }
 KIND_TITLES = {
@@ -45,10 +44,12 @@ KIND_TITLES = {
     "descriptive": "Descriptive figures",
 }
 KIND_NOTES = {
-    "primary": "Fixed in advance: one metric, one expectation and one margin each; verdicts hold "
-    "for all of them together (Holm, 5 %). Shaded: the margin.",
-    "exact": "Proved by tests of this repository.",
-    "descriptive": "Figures with 95 % intervals; no verdict.",
+    "primary": "Fixed in advance: one metric, one expectation, one margin and the number of pairs "
+    "each; verdicts hold for all of them together (Holm, 5 %). Shaded: the margin. A claim whose "
+    "gate is shut is not testable here, and has no figure.",
+    "exact": "Verified by tests of this repository.",
+    "descriptive": "Figures with 95 % intervals, over seeds and, where it says so, over test "
+    "examples; no verdict.",
 }
 NARROW = 900
 """Pixels of a figure that leaves room for its numbers at its side."""
@@ -186,7 +187,10 @@ def _board(lines: Sequence[Verdict], places: Mapping[str, str]) -> Html:
     counts = [(word, sum(line.verdict == word for line in lines)) for word in words]
     choices = [element("option", f"all ({len(lines)})", value="")]
     choices += [element("option", f"{word} ({count})", value=word) for word, count in counts]
-    by_kind = {kind: [line for line in lines if line.claim.kind == kind] for kind in KIND_TITLES}
+    found = {
+        group: [line for line in lines if in_group(line.claim, *group)]
+        for group in groups(lines, list(KIND_TITLES))
+    }
     intro = "What the papers say, what we measured, and whether the one supports the other."
     if not lines:
         intro = "No file of claims was found; --claims names one."
@@ -202,12 +206,14 @@ def _board(lines: Sequence[Verdict], places: Mapping[str, str]) -> Html:
         )
         if lines
         else None,
-        *(_claims(kind, found, places) for kind, found in by_kind.items() if found),
+        *(_claims(*group, members, places) for group, members in found.items()),
         aria_labelledby="board",
     )
 
 
-def _claims(kind: str, lines: Sequence[Verdict], places: Mapping[str, str]) -> Html:
+def _claims(
+    kind: str, heading: str | None, lines: Sequence[Verdict], places: Mapping[str, str]
+) -> Html:
     names = ("Verdict", "Claim", "Measured, with 95 % interval", "Published")
     head = (element("th", name, scope="col") for name in names)
     rows = element(
@@ -217,14 +223,17 @@ def _claims(kind: str, lines: Sequence[Verdict], places: Mapping[str, str]) -> H
         element("tbody", *(_claim(line, places) for line in lines)),
         class_="claims",
     )
-    title = element("summary", f"{KIND_TITLES[kind]} ({len(lines)})")
+    where = f", {heading}" if heading else ""
+    title = element("summary", f"{KIND_TITLES[kind]}{where} ({len(lines)})")
     return element("details", title, rows, open=kind == "primary")
 
 
 def _claim(line: Verdict, places: Mapping[str, str]) -> Html:
     claim, measured = line.claim, line.measured
-    style = line.verdict.replace(" ", "-")
-    sign = SIGNS.get(line.verdict, "○")
+    known = {True: ("holds", "✓"), False: ("fails", "✕")}
+    style, sign = line.verdict.replace(" ", "-"), SIGNS.get(line.verdict, "○")
+    if line.holds is not None and line.verdict != "equivalent":
+        style, sign = known[line.holds]
     badge = element(
         "span",
         element("span", sign, aria_hidden="true"),
@@ -242,13 +251,9 @@ def _claim(line: Verdict, places: Mapping[str, str]) -> Html:
         found = Measure(measured.mean, measured.low, measured.high, measured.n)
         decimals = max(decimals_for((found.mean, found.low, found.high)) - 1, 0)
         unit = "log ratio " if claim.transform == "log" else ""
-        seeds = seed_count(measured.n) + (
-            f", {measured.dropped} dropped" if measured.dropped else ""
-        )
-        if line.at_floor.runs:
-            seeds += f"; {line.at_floor.runs} of {line.at_floor.measured} runs at the floor"
+        seeds = rests_on(line)
         if line.seeds_needed is not None:
-            seeds += f"; about {line.seeds_needed} needed"
+            seeds += f"; {line.seeds_needed} needed for 80 % power"
         if line.p_adjusted is not None:
             seeds += f"; p {line.p_adjusted:.2g} (Holm)"
         shown = element(
@@ -675,8 +680,7 @@ def _crossed_note(metric: Metric) -> str:
     examples = f"{found[0].examples:,}"
     return (
         f"Seeds and examples: the difference of {metric.name} with both drawn anew, so that the "
-        f"interval also covers other test examples of this kind than these {examples} (crossed "
-        f"bootstrap, {RESAMPLES} draws). "
+        f"interval also covers other test examples of this kind than these {examples}. "
     )
 
 
@@ -706,7 +710,7 @@ def _result_row(panel: Panel, metric: Metric, place: int, *, crossed: bool) -> H
 
 def _crossed_text(metric: Metric, place: int) -> str:
     found = metric.crossed[place] if metric.crossed is not None else None
-    ends = Measure(found.mean, found.low, found.high, found.seeds) if found else None
+    ends = Measure(found.mean, found.low, found.high, found.n) if found else None
     return interval(ends, metric.decimals, signed=True)
 
 

@@ -17,14 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from offsphere.analysis.stats import (
-    CrossedInterval,
-    Estimate,
-    crossed_bootstrap,
-    estimate,
-    smallest_difference,
-    two_by_two,
-)
+from offsphere.analysis.measuring import SAME_MEAN
+from offsphere.analysis.power import smallest_difference
+from offsphere.analysis.stats import Estimate, crossed, estimate, two_by_two
 from offsphere.analysis.tables import AtFloor, at_floor
 from offsphere.analysis.tasks import Reference, Role, outcomes_of, published_variance, role_of
 from offsphere.names import CELLS, CORNERS, parse_cell
@@ -77,10 +72,6 @@ WIDE_RANGE = 8.0
 """Norms whose largest is more than this many times their smallest get logarithmic bins."""
 SCORED = re.compile(r"^(test/.+)_scored_(.+)$|^(test/knn_embedding)_(cosine|dot)$")
 ALONG = ("batch_size", "temperature", "variance_weight")
-RESAMPLES = 400
-"""Of the crossed bootstrap: a page of many contrasts stays quick to write."""
-SAME_MEAN = 1e-4
-"""A metric is the mean of an outcome if no run's two numbers differ by more; else of another."""
 
 
 class Measure(NamedTuple):
@@ -127,7 +118,7 @@ class Metric:
     """The difference that this many seeds see with 80 % power."""
     squares: dict[int, Square]
     """By context, where all four corner cells are there."""
-    crossed: list[CrossedInterval | None] | None = None
+    crossed: list[Estimate | None] | None = None
     """The difference with an interval over seeds and examples, where outcomes were kept."""
 
 
@@ -290,8 +281,8 @@ def read_panel(
     over, drawn = read_curves(frame, curves)
     metrics = {each: read_metric(frame, each) for each in chosen}
     for each in chosen if treatment is not None else []:
-        if (crossed := read_crossed(frame, metrics[each], examples)) is not None:
-            metrics[each] = replace(metrics[each], crossed=crossed)
+        if (both := read_crossed(frame, metrics[each], examples)) is not None:
+            metrics[each] = replace(metrics[each], crossed=both)
             break
     return Panel(
         name=name,
@@ -394,12 +385,12 @@ def read_metric(frame: Frame, name: str) -> Metric:
 
 def read_crossed(
     frame: Frame, metric: Metric, examples: Mapping[str, Mapping[str, Array]]
-) -> list[CrossedInterval | None] | None:
+) -> list[Estimate | None] | None:
     """Each paired difference over seeds and examples; None if no outcome has the metric's mean."""
     outcomes = outcomes_of(metric.name)
     rows = [_outcome_rows(frame, condition, outcomes, examples) for condition in frame.conditions]
     size = next((x.shape[1] for x in rows if x is not None), 0)
-    found: list[CrossedInterval | None] = []
+    found: list[Estimate | None] = []
     for place, condition in enumerate(frame.conditions):
         base = frame.baseline_of(condition)
         treated, control = rows[place], None if base is None else rows[base]
@@ -412,7 +403,7 @@ def read_crossed(
             return None
         whole = int((~np.isnan(treated - control)).all(axis=1).sum())
         enough = whole > 1 and size > 1
-        found.append(crossed_bootstrap(treated, control, resamples=RESAMPLES) if enough else None)
+        found.append(crossed([treated - control]) if enough else None)
     return found if any(x is not None for x in found) else None
 
 

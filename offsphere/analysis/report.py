@@ -16,7 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offsphere.analysis.claims import Claim, evaluate_claims, load_claims
+from offsphere.analysis.claim_file import Claim, load_claims
+from offsphere.analysis.claims import evaluate_claims
 from offsphere.analysis.digest import ROOT, Study, compare_with_cosine, read_study
 from offsphere.analysis.panels import Panel, file_name
 from offsphere.analysis.tables import RUNS, export, run_folders

@@ -215,6 +215,29 @@ def examples_table(folder: str | Path) -> pd.DataFrame:
     return joined(parts or [_examples_part("", "", np.zeros(0))])
 
 
+def examples_by_run(folder: str | Path, keep: Callable[[str], bool]) -> dict[str, dict[str, Array]]:
+    """Per run its per-example vectors whose names are to be kept, with the digits of a table."""
+    from safetensors import safe_open
+
+    found: dict[str, dict[str, Array]] = {}
+    if (Path(folder) / EXAMPLES).exists():
+        table = read_examples(Path(folder) / EXAMPLES)
+        table = table[
+            table["outcome"].isin(list(filter(keep, map(str, table["outcome"].unique()))))
+        ]
+        for key, values in table.groupby(["run", "outcome"], observed=True)["value"]:
+            run, outcome = (str(part) for part in key)  # pyright: ignore[reportGeneralTypeIssues]
+            found.setdefault(run, {})[outcome] = values.to_numpy(float)
+    for path in run_folders(folder):
+        if (path / "examples.safetensors").exists():
+            with safe_open(path / "examples.safetensors", framework="numpy") as file:
+                found[path.name] = {
+                    name: as_stored(name, file.get_tensor(name))
+                    for name in filter(keep, sorted(file.keys()))
+                }
+    return found
+
+
 def joined(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Curves, or per-example outcomes, as one table in its order."""
     import pandas as pd

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from crossmodal import train_clip
-from offsphere.analysis.claims import load_claims, measure
+from offsphere.analysis.claim_file import load_claims
+from offsphere.analysis.measuring import measure
 from offsphere.config import to_dict
 from offsphere.study.plan import Run, Script, load_study, main_runs, pilot_runs
 from offsphere.theory import matrix_factorization, norm_growth, planted, simplex
@@ -61,7 +62,6 @@ def test_the_studies_of_the_design_are_there():
         "sts",
         "small_batch",
         "small_batch_tuned",
-        "small_batch_fresh",
         "training_length",
         "clip_variance",
         "within_view",
