@@ -32,6 +32,7 @@ from offsphere.analysis.measuring import (
     measure,
     steps_of,
 )
+from offsphere.analysis.panels import steps_text
 from offsphere.analysis.pictures import figures_by_claim
 from offsphere.analysis.stats import Estimate, holm
 from offsphere.analysis.tables import NO_FLOOR, AtFloor, at_floor, examples_by_run, runs_table
@@ -169,14 +170,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         print(f"claims: error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
-
-
-def steps_text(steps: tuple[int, int] | None) -> str:
-    """How many optimiser steps figures come from, in words; nothing where no run says."""
-    if steps is None:
-        return ""
-    fewest, most = steps
-    return f"{fewest:,} steps" if fewest == most else f"{fewest:,} to {most:,} steps"
 
 
 def _outcomes(claims: Sequence[Claim]) -> set[str]:

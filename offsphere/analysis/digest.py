@@ -18,6 +18,8 @@ import yaml
 from offsphere.analysis.panels import (
     Measure,
     Panel,
+    Steps,
+    all_steps,
     corner_of,
     is_norm,
     measure,
@@ -86,6 +88,8 @@ class Comparison(NamedTuple):
     ratio: Measure
     runs: frozenset[str] = frozenset()
     """Ours: the cell's."""
+    steps: Steps = None
+    """Ours: the fewest and the most optimiser steps of the two cells' runs."""
     at_floor: bool = False
     """Most runs of the two cells are not above their untrained model."""
 
@@ -193,6 +197,7 @@ def _compare_in_panel(study: str, panel: Panel) -> Iterator[Comparison]:
         setting = ", ".join(x for x in name.split(", ") if not x.startswith(TOLD_BY_THE_TASK))
         for cell, ratio in _log_ratios({cell: values[place] for cell, place in places.items()}):
             both = [panel.at_floor[places[each]] for each in (cell, "cosine")]
+            steps = all_steps(panel.steps[places[each]] for each in (cell, "cosine"))
             yield Comparison(
                 role.kind,
                 role.task,
@@ -203,6 +208,7 @@ def _compare_in_panel(study: str, panel: Panel) -> Iterator[Comparison]:
                 cell,
                 ratio,
                 runs=frozenset(panel.conditions[places[cell]].runs),
+                steps=steps,
                 at_floor=2 * sum(x.runs for x in both) > sum(x.measured for x in both),
             )
 

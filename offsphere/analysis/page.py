@@ -27,7 +27,16 @@ from offsphere.analysis.markup import (
     seed_count,
     table,
 )
-from offsphere.analysis.panels import HeatMap, Measure, Metric, Panel, decimals_for
+from offsphere.analysis.panels import (
+    HeatMap,
+    Measure,
+    Metric,
+    Panel,
+    Steps,
+    all_steps,
+    decimals_for,
+    steps_text,
+)
 from offsphere.analysis.pictures import Picture
 
 SIGNS = {
@@ -51,6 +60,7 @@ KIND_NOTES = {
     "descriptive": "Figures with 95 % intervals, over seeds and, where it says so, over test "
     "examples; no verdict.",
 }
+TOGETHER = ("test/probe", "test/knn", "test/probe_embedding", "test/knn_embedding")
 NARROW = 900
 """Pixels of a figure that leaves room for its numbers at its side."""
 ROLE_TITLES = {
@@ -294,7 +304,8 @@ def _claim(line: Verdict, places: Mapping[str, str]) -> Html:
 
 
 def _symmetry(comparisons: Sequence[Comparison]) -> Html:
-    head = ("Task", "Where", "Source", "Metric", "Cell", "ln(cell / cosine)", "95 % interval", "n")
+    head = ("Task", "Where", "Source", "Metric", "Cell", "ln(cell / cosine)", "95 % interval")
+    head = (*head, "n", "Steps")
     rows = [
         element(
             "tr",
@@ -306,6 +317,7 @@ def _symmetry(comparisons: Sequence[Comparison]) -> Html:
             element("td", number(found.ratio.mean, 3, signed=True), class_="num"),
             element("td", interval(found.ratio, 3, signed=True), class_="num"),
             element("td", str(found.ratio.n or "–"), class_="num"),
+            element("td", _plain_steps(found.steps), class_="num"),
         )
         for found in comparisons
     ]
@@ -345,6 +357,8 @@ def _study(study: Study, claims: Collection[str]) -> Html:
     facts = f"{study.finished} of {study.runs} runs finished · {seed_count(len(seeds))}"
     if failed:
         facts += f" · {failed} without a result"
+    if steps := steps_text(all_steps(x for panel in study.panels for x in panel.steps)):
+        facts += f" · {steps} of the optimiser"
     return element(
         "section",
         element("h2", study.name, id=f"study-{study.name}"),
@@ -362,7 +376,7 @@ def _study(study: Study, claims: Collection[str]) -> Html:
 def _panel(study: Study, place: int, claims: Collection[str]) -> Html:
     panel = study.panels[place]
     body = (
-        [_roles(panel), *_comparison(study, panel)]
+        [_roles(panel), _steps_note(panel), *_comparison(study, panel)]
         if panel.treatment
         else [_picture(study, panel, each, claims) for each in study.pictures[place]]
         + [_metrics_table(panel)]
@@ -374,6 +388,17 @@ def _panel(study: Study, place: int, claims: Collection[str]) -> Html:
         class_="panel",
         data_panel=panel_id(study, place),
     )
+
+
+def _steps_note(panel: Panel) -> Html | None:
+    """What every chart and table of a part is about: networks after so many steps."""
+    steps = steps_text(all_steps(panel.steps))
+    note = f"All charts and tables of this part are about networks after {steps} of the optimiser."
+    return element("p", note, class_="muted") if steps else None
+
+
+def _plain_steps(steps: Steps) -> str:
+    return steps_text(steps).removesuffix(" steps") or "–"
 
 
 def _picture(study: Study, panel: Panel, picture: Picture, claims: Collection[str]) -> Html:
@@ -441,10 +466,41 @@ def _comparison(study: Study, panel: Panel) -> list[Html | None]:
         _controls(panel),
         element("div", *figures, class_="figures"),
         scrolled(f"{study.name}, results by condition", _results_table(panel)),
+        _together(panel),
         _floor(panel),
         _delta_cv(panel),
         _heat_maps(panel),
     ]
+
+
+def _together(panel: Panel) -> Html | None:
+    """The paired differences of several accuracies side by side: they are not equally sensitive."""
+    found = [panel.metrics[name] for name in TOGETHER if name in panel.metrics]
+    if len(found) < 3:
+        return None
+    base = _level(panel.treatment, panel.levels[panel.baseline or 0])
+    rows = []
+    for place, condition in enumerate(panel.conditions):
+        differences = [metric.difference[place] for metric in found]
+        if all(x is None for x in differences):
+            continue
+        level = _level(panel.treatment, panel.levels[condition.level])
+        cells = []
+        for metric, x in zip(found, differences, strict=True):
+            mean = number(x and x.mean, metric.decimals, signed=True)
+            ends = element("span", interval(x, metric.decimals, signed=True), class_="muted")
+            cells.append(element("td", f"{mean} ", ends, class_="num"))
+        where = panel.contexts[condition.context]
+        name = f"{level}, {where}" if where else level
+        steps = element("td", _plain_steps(panel.steps[place]), class_="num")
+        rows.append(element("tr", element("th", name, scope="row"), *cells, steps))
+    head = (f"Minus {base}", *(metric.name for metric in found), "Steps")
+    title = "Accuracies side by side, paired differences with 95 % intervals over seeds"
+    return element(
+        "details",
+        element("summary", title),
+        scrolled(title, table(head, rows, numbers_from=1)),
+    )
 
 
 def _delta_cv(panel: Panel) -> Html | None:
@@ -636,7 +692,7 @@ def _results_table(panel: Panel) -> Html:
     """Every condition's numbers for the study's metric; another metric is put in their place."""
     metric = panel.metrics[str(panel.primary)]
     base = _level(panel.treatment, panel.levels[panel.baseline or 0])
-    names = [panel.treatment or "", "Mean", "95 % interval", "Seeds", f"Minus {base}"]
+    names = [panel.treatment or "", "Mean", "95 % interval", "Seeds", "Steps", f"Minus {base}"]
     crossed = next((each for each in panel.metrics.values() if each.crossed is not None), None)
     names += ["95 % interval", *(["Seeds and examples"] if crossed else [])]
     names += ["Effect size", "Seen from"]
@@ -693,6 +749,7 @@ def _result_row(panel: Panel, metric: Metric, place: int, *, crossed: bool) -> H
         ("mean", number(found.mean, decimals)),
         ("interval", interval(found, decimals)),
         ("seeds", seeds),
+        ("steps", _plain_steps(panel.steps[place])),
         ("difference", number(difference and difference.mean, decimals, signed=True)),
         ("difference-interval", interval(difference, decimals, signed=True)),
         *([("crossed", _crossed_text(metric, place))] if crossed else []),
@@ -783,9 +840,12 @@ def _heat_map(panel: Panel, found: HeatMap) -> Html:
     )
     context = panel.contexts[found.context]
     title = f"{found.metric}, {context}" if context else found.metric
+    members = zip(panel.conditions, panel.steps, strict=True)
+    steps = steps_text(all_steps(x for c, x in members if c.context == found.context))
+    after = f", after {steps}" if steps else ""
     cells = element(
         "table",
-        element("caption", element("b", title), f", by the cell in scoring. {note}"),
+        element("caption", element("b", title), f", by the cell in scoring{after}. {note}"),
         element("thead", head),
         element("tbody", *rows),
         class_="heat-map",

@@ -62,9 +62,10 @@ TRAINING_METRICS = (
     "train/exponent_left",
     "train/exponent_right",
 )
-CURVES = ("test/", "train/loss", "train/contrastive", *TRAINING_METRICS[1:10])
+EXPONENTS = ("train/exponent_left", "train/exponent_right")
+CURVES = ("test/", *EXPONENTS, "train/loss", "train/contrastive", *TRAINING_METRICS[1:10])
 MOST_METRICS = 32
-MOST_CURVES = 9
+MOST_CURVES = 11
 CURVE_POINTS = 40
 QUERY_CV = "test/norm_query_cv"
 BINS = 40
@@ -90,6 +91,9 @@ class Condition:
     context: int
     level: int
     runs: tuple[str, ...]
+
+
+Steps = tuple[int, int] | None
 
 
 class Square(NamedTuple):
@@ -190,6 +194,8 @@ class Panel:
     reference: list[Reference]
     at_floor: list[AtFloor]
     """Per condition."""
+    steps: list[Steps]
+    """Per condition the fewest and the most optimiser steps of its runs."""
     delta_cv: dict[int, Measure]
     """By context, in retrieval: the variation of the queries' norms under dnorm over that under
     dot (the paper's Delta-CV), seed by seed."""
@@ -304,7 +310,31 @@ def read_panel(
         reference=published_variance() if by_batch and losses == {"nt_xent"} else [],
         delta_cv=read_delta_cv(frame),
         at_floor=[at_floor(runs, c.runs, chosen[0] if chosen else "") for c in conditions],
+        steps=[read_steps(once, c.runs) for c in conditions],
     )
+
+
+def read_steps(runs: pd.DataFrame, names: Sequence[str]) -> Steps:
+    """The fewest and the most optimiser steps of these runs, None where no run says."""
+    if "run/steps" not in runs.columns:
+        return None
+    found = numbers(runs.loc[list(names), "run/steps"])
+    found = found[np.isfinite(found)]
+    return (int(found.min()), int(found.max())) if len(found) else None
+
+
+def all_steps(steps: Iterable[Steps]) -> Steps:
+    """The fewest and the most steps of several conditions."""
+    known = [pair for pair in steps if pair is not None]
+    return (min(low for low, _ in known), max(high for _, high in known)) if known else None
+
+
+def steps_text(steps: Steps) -> str:
+    """How many optimiser steps figures come from, in words; nothing where no run says."""
+    if steps is None:
+        return ""
+    fewest, most = steps
+    return f"{fewest:,} steps" if fewest == most else f"{fewest:,} to {most:,} steps"
 
 
 def parts_of(runs: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]:
@@ -444,6 +474,9 @@ def read_curves(frame: Frame, curves: pd.DataFrame) -> tuple[str, dict[str, list
         for name in sorted(set(curves["name"]))
         if name == wanted or (wanted == "test/" and name.startswith("test/"))
     ]
+    cells = frame.runs["cell"] if "cell" in frame.runs.columns else []
+    if not any(corner_of(text_of(cell)) == "learnable" for cell in cells):
+        names = [name for name in names if name not in EXPONENTS]
     names = list(dict.fromkeys(names))[:MOST_CURVES]
     of_names = curves[curves["name"].isin([*names, "samples"])]
     by_run = dict(iter(of_names.groupby("run", sort=False)))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from offsphere.analysis.claim_file import Claim, load_claims
 from offsphere.analysis.claims import evaluate_claims
 from offsphere.analysis.digest import ROOT, Study, compare_with_cosine, read_study
-from offsphere.analysis.panels import Panel, file_name
+from offsphere.analysis.panels import Panel, file_name, steps_text
 from offsphere.analysis.tables import RUNS, export, run_folders
 from offsphere.record import atomic_write
 
@@ -134,6 +134,7 @@ def results_table(panel: Panel) -> pd.DataFrame:
                     "low": found.low,
                     "high": found.high,
                     "seeds": found.n,
+                    "steps": steps_text(panel.steps[place]).removesuffix(" steps"),
                     "missing": metric.missing[place],
                     "difference": difference.mean if difference else None,
                     "difference low": difference.low if difference else None,

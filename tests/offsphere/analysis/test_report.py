@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from crossmodal.train_clip import Config as ClipConfig
-from offsphere.analysis import digest
+from offsphere.analysis import digest, page, panels, report
 from offsphere.analysis.digest import published_comparisons, read_study
 from offsphere.analysis.figures import write_figures
 from offsphere.analysis.markup import Html, element, number, plain_number
@@ -568,3 +568,55 @@ def test_a_report_imports_no_torch():
 def test_html_is_not_escaped_twice():
     inner = element("b", "a & b")
     assert element("p", inner, " < c") == Html("<p><b>a &amp; b</b> &lt; c</p>")
+
+
+def test_every_table_says_how_many_steps_its_figures_come_from(results, written):
+    study = read_study(results / "small_batch")
+    panel = study.panels[0]
+    by_batch = {"32": (1250, 1250), "128": (312, 312), "512": (78, 78)}
+    members = zip(panel.conditions, panel.steps, strict=True)
+    assert [(panel.contexts[c.context], steps) for c, steps in members] == [
+        (f"batch_size {batch}", steps) for batch, steps in by_batch.items() for _ in range(2)
+    ]
+    text = " ".join(" ".join(Elements(written.read_text()).texts).split())
+    assert "are about networks after 78 to 1,250 steps of the optimiser" in text
+    assert "4 seeds · 78 to 1,250 steps of the optimiser" in text
+    table = report.results_table(panel)
+    assert table["steps"].tolist() == ["1,250"] * 2 + ["312"] * 2 + ["78"] * 2
+    assert panels.steps_text(None) == ""
+
+
+def test_accuracies_stand_side_by_side(results):
+    panel = read_study(results / "small_batch").panels[0]
+    html = str(page._together(panel))
+    found = Elements(html).texts
+    gain = panel.metrics["test/probe"].difference[1]
+    assert gain is not None
+    assert html.count(f"{gain.mean:+.4f} ") == 3
+    assert "variance_weight 30, batch_size 32" in " ".join(found)
+    assert "1,250" in " ".join(found)
+
+
+@pytest.mark.parametrize(("cell", "drawn"), [("learnable", True), ("dot", False)])
+def test_exponents_over_training_are_drawn_where_they_are_learned(cell, drawn):
+    runs = pd.DataFrame(
+        [
+            {"run": f"{each}{seed}", "status": "finished", "script": "train_simclr", "seed": seed}
+            | {"cell": each, "test/probe": 0.5}
+            for each in ("cosine", cell)
+            for seed in (0, 1)
+        ]
+    )
+    curves = pd.DataFrame(
+        [
+            (f"{cell}{seed}", step, "train/exponent_left", 0.5 - 0.01 * step - 0.1 * seed)
+            for seed in (0, 1)
+            for step in (0, 10)
+        ],
+        columns=["run", "step", "name", "value"],
+    )
+    panel = read_panel("", "train_simclr", runs, None, [], curves, {})
+    assert ("train/exponent_left" in panel.curves) == drawn
+    if drawn:
+        (line,) = panel.curves["train/exponent_left"]
+        assert [point.mean for point in line.points] == pytest.approx([0.45, 0.35])
