@@ -55,7 +55,15 @@ def role_of(script: str, settings: Mapping[str, Any]) -> Role:
             {"image_to_text": "test/i2t_r1", "text_to_image": "test/t2i_r1"}.get(str(direction)),
         )
     if script == "train_retrieval":
-        start = ", from scratch" if settings.get("encoder") == "scratch" else ""
+        start = {"scratch": ", from scratch", "static": ", mean of token vectors"}.get(
+            str(settings.get("encoder")), ""
+        )
+        if task == "captions":
+            return Role(
+                f"Two captions of a picture{start}",
+                "symmetric",
+                "Left and right are captions of the same pictures; left is the query in scoring.",
+            )
         if task == "halves":
             return Role(
                 f"Two halves of a document{start}",

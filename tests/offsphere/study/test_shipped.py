@@ -91,9 +91,12 @@ def test_a_study_is_accepted_and_its_smoke_edition_needs_no_files(file: Path):
 def test_a_claim_finds_one_run_per_seed_on_each_side(claim):
     table = planned(claim.study).copy()
     names = [name for name, _ in claim.terms]
+    if claim.correlate is not None:
+        starred = [*names, claim.correlate]
+        names = [name.replace("*", where) for name in starred for where in "abcdefghijkl"]
     for name in [*names, *(gate.metric for gate in claim.gates if gate.metric)]:
         table[untrained_twin(name)] = 0.1
-        table[name] = [1.0 + (0.37 * row) % 1 for row in range(len(table))]
+        table[name] = [1.0 + (0.37 * row + 0.61 * len(table.columns)) % 1 for row in table.index]
     table["status"] = "finished"
     # A gate that asks for what the study does not have would raise.
     failed_gate(claim, table, {})
