@@ -28,9 +28,9 @@ from crossmodal.audit_advice import (
     recommend_from_probe,
 )
 from crossmodal.benchmark import LEVEL, slug
+from offsphere.command import one_line_errors
 from offsphere.config import parse, settings_hash, to_dict
 from offsphere.record import atomic_write, provenance, write_json
-from offsphere.training.script import one_line_errors
 
 if TYPE_CHECKING:
     from crossmodal.audit_measures import DataAudit
@@ -174,8 +174,8 @@ def show(report: Report, folder: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Flags in, a recommendation out."""
-    config = parse(Config, argv, description=__doc__)
     with one_line_errors("offsphere audit", "Nothing was written."):
+        config = parse(Config, argv, description=__doc__)
         run(config)
 
 

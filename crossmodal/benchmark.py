@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from offsphere.command import one_line_errors
 from offsphere.config import parse, settings_hash, to_dict, where
 from offsphere.names import check_similarities
-from offsphere.record import atomic_write, provenance, write_json
-from offsphere.training.script import one_line_errors
+from offsphere.record import atomic_write, find_run, provenance, write_json
 from offsphere.training.settings import canonical_eval_cell
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Config:
     """`--run`, `--model` with `--pretrained`, or `--embeddings`."""
 
     run: str | None = where(None)
-    """The folder of a run of train_clip.py."""
+    """The folder of a run of train_clip.py, or the beginning of its name."""
     model: str | None = None
     """An open_clip name, a JSON file such as those in configs/models, local-dir:FOLDER or
     hf-hub:NAME."""
@@ -118,6 +118,8 @@ class Config:
     """Where the numbers go, unless it is a run: its numbers go into its own folder."""
 
     def __post_init__(self) -> None:
+        if self.run is not None:
+            object.__setattr__(self, "run", find_run(self.run))
         if sum(x is not None for x in (self.run, self.model, self.embeddings)) != 1:
             raise ValueError("Give one of --run=FOLDER, --model=NAME and --embeddings=FILE.")
         if self.model is None and self.pretrained is not None:
@@ -522,8 +524,8 @@ def slug(text: str) -> str:
 
 def main() -> None:
     """Flags in, tables out."""
-    config = parse(Config, description=__doc__)
     with one_line_errors("benchmark", "Nothing was written."):
+        config = parse(Config, description=__doc__)
         run(config)
 
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from offsphere.catalog import KNOWN, resolve
 from offsphere.emoji import emoji_pictures, groups, load_emoji, split_of, subgroups
 from offsphere.names import unknown
 from offsphere.pictures import (
@@ -71,7 +72,8 @@ if TYPE_CHECKING:
 
 EMOJI_STYLES = {"emoji": "twemoji", "openmoji": "openmoji"}
 CLASS_SENTENCE = "a picture of {}"
-DATA_NAMES = (*EMOJI_STYLES, "wds:PATTERN", "csv:FILE", "folder:PATH")
+NAMED = tuple(name for name in KNOWN if name.startswith("flickr8k"))
+DATA_NAMES = (*EMOJI_STYLES, *NAMED, "wds:PATTERN", "csv:FILE", "folder:PATH")
 CAPTION_KEYS = ("captions", "caption")
 IMAGE_COLUMNS = ("image", "filepath")
 CAPTION_COLUMNS = ("caption", "title")
@@ -154,6 +156,7 @@ def load_captions(
     on_bad_sample: str = "error",
     limit: int | None = None,
     allow_pipe: bool = False,
+    data_root: str | None = None,
     memory_limit: int = MEMORY_LIMIT,
 ) -> Captioned:
     """One split of an image-text data set, as square pictures of side `image_size`.
@@ -169,13 +172,14 @@ def load_captions(
     if limit is not None and limit < 2:
         raise ValueError(f"limit must be at least 2 images, got {limit}.")
     bad = BadSamples(on_bad_sample)
-    kind, _, rest = data.partition(":")
+    place = resolve(data, data_root)
+    kind, _, rest = place.partition(":")
     if data in EMOJI_STYLES:
         return _load_emoji(data, split, image_size, limit)
     if kind == "wds" and is_streamed(rest):
         addresses = shard_addresses(rest, allow_pipe=allow_pipe)
         return _load_remote(data, addresses, split, image_size, bad, limit, memory_limit)
-    pairs = list_pairs(data, split, bad)
+    pairs = list_pairs(place, split, bad)
     return _load_pairs(data, pairs, image_size, bad, limit, memory_limit)
 
 

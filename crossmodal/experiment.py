@@ -80,6 +80,7 @@ def load_splits(settings: ClipSettings, image_size: int, *, frozen: bool) -> Spl
             on_bad_sample=settings.on_bad_sample,
             limit=limit,
             allow_pipe=settings.allow_pipe,
+            data_root=settings.data_root,
             # A frozen tower sees each picture once: no need to keep the pixels.
             memory_limit=0 if frozen else MEMORY_LIMIT,
         )

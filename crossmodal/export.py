@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from crossmodal.settings import MODELS
+from offsphere.command import one_line_errors
 from offsphere.config import parse
-from offsphere.record import atomic_write, write_json
-from offsphere.training.script import one_line_errors
+from offsphere.record import atomic_write, find_run, write_json
 
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
 
@@ -26,11 +26,14 @@ CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
 @dataclass(frozen=True)
 class Config:
     run: str
-    """The folder of a run of train_clip.py."""
+    """The folder of a run of train_clip.py, or the beginning of its name."""
     out: str
     """The folder to write: open_clip_config.json and open_clip_model.safetensors."""
     as_cosine: bool = False
     """Export a cell other than cosine too, although its readers will score it as cosine."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "run", find_run(self.run))
 
 
 def run(config: Config) -> Path:
@@ -86,9 +89,13 @@ def run(config: Config) -> Path:
     return out
 
 
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Flags in, a folder out."""
-    config = parse(Config, argv, description=__doc__)
     with one_line_errors("offsphere export", "Nothing was written."):
+        config = parse(Config, argv, description=__doc__)
         out = run(config)
-    print(f"{out}: {CONFIG}, {WEIGHTS}; open_clip.create_model('local-dir:{out}') loads it.")
+        print(f"{out}: {CONFIG}, {WEIGHTS}; open_clip.create_model('local-dir:{out}') loads it.")
+
+
+if __name__ == "__main__":
+    main()

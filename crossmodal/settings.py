@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from offsphere.config import where
+from offsphere.catalog import KNOWN
+from offsphere.config import data_name, keyboard, where
+from offsphere.share import CONFIGS
 from offsphere.training.settings import TrainSettings, check_setting
 
-MODELS = Path(__file__).parents[1] / "configs" / "models"
+MODELS = CONFIGS / "models"
 """The open_clip model configurations that come with the project."""
 DIRECTIONS = {
     "both": "both",
@@ -43,11 +44,12 @@ class ClipSettings(TrainSettings):
     samples: int | None = None
     """Budget in pairs seen. Without it and epochs: 80,000."""
 
-    data: str = "emoji"
-    """emoji, openmoji, wds:PATTERN, csv:FILE or folder:PATH (Flickr8k's form)."""
-    data_test: str | None = None
+    data: str = data_name("emoji")
+    """emoji, openmoji, a name below --data-root (flickr8k-128), wds:PATTERN, csv:FILE or
+    folder:PATH (Flickr8k's form)."""
+    data_test: str | None = data_name(None)
     """Test data if `data` has no test split of its own (wds: and csv:)."""
-    data_style: str | None = None
+    data_style: str | None = data_name(None)
     """A second test set in another style, e.g. openmoji after training on emoji."""
     limit: int | None = None
     """Train on this many images, chosen by the seed 0 whatever the run's seed."""
@@ -59,8 +61,8 @@ class ClipSettings(TrainSettings):
     """Pairs per epoch of streamed shards that come without a manifest."""
     on_bad_sample: Literal["error", "skip"] = "error"
     """A damaged sample stops the run, or is left out and counted."""
-    allow_pipe: bool = where(False)
-    """Let wds:pipe:COMMAND run commands."""
+    allow_pipe: bool = keyboard(False)
+    """Let wds:pipe:COMMAND run commands; only as a flag, never from a file."""
 
     model: str = "tiny"
     """A name in configs/models, a JSON file in open_clip's form, or any open_clip name."""
@@ -89,6 +91,8 @@ class ClipSettings(TrainSettings):
         super().__post_init__()
         if self.samples is None and self.epochs is None:
             object.__setattr__(self, "samples", 80_000)
+        if self.data in KNOWN and self.eval_split == "test" and self.data_test is None:
+            object.__setattr__(self, "data_test", KNOWN[self.data].test)
         kind = self.data.partition(":")[0]
         if kind in ("wds", "csv") and self.eval_split == "test" and self.data_test is None:
             raise ValueError(

@@ -22,6 +22,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
+from offsphere.command import one_line_errors
 from offsphere.config import parse
 from offsphere.emoji import hash_share
 from offsphere.shards import (
@@ -38,7 +39,6 @@ from offsphere.shards import (
     shard_addresses,
     write_manifest,
 )
-from offsphere.training.script import one_line_errors
 
 if TYPE_CHECKING:
     from jaxtyping import UInt8
@@ -79,15 +79,15 @@ class Config:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command `offsphere shards make`."""
-    config = parse(Config, argv, description=__doc__)
     with one_line_errors("shards make", "Nothing was written."):
+        config = parse(Config, argv, description=__doc__)
         summary = run(config)
-    skipped = f", {summary['skipped']} bad samples left out" if summary["skipped"] else ""
-    print(
-        f"{summary['samples']:,} samples in {summary['shards']} shards, "
-        f"{summary['bytes']:,} bytes{skipped}.\n"
-        f"Read them with --data={summary['data']}"
-    )
+        skipped = f", {summary['skipped']} bad samples left out" if summary["skipped"] else ""
+        print(
+            f"{summary['samples']:,} samples in {summary['shards']} shards, "
+            f"{summary['bytes']:,} bytes{skipped}.\n"
+            f"Read them with --data={summary['data']}"
+        )
 
 
 def run(config: Config) -> dict[str, Any]:

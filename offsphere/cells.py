@@ -104,15 +104,17 @@ def calibration_ratio(
     right: Float[Tensor, "m d"],
     *,
     exclude: tuple[int, ...] = (0,),
+    groups: int = 1,
 ) -> Tensor:
     """Mean within-row spread of the negatives' scores under this cell, over that under cosine.
 
     Rows and columns are averaged. `exclude` names the diagonals j - i that hold no negatives:
-    (0,) for aligned pairs, (0, n, -n) for stacked views, () for none.
+    (0,) for aligned pairs, (0, n, -n) for stacked views, () for none. With `groups` a row's
+    negatives are those of its own one of so many equal groups of rows, and `exclude` holds there.
     """
     shrunk_left, shrunk_right = cell(left, right)
-    spread = _row_spread(shrunk_left, shrunk_right, exclude)
-    reference = _row_spread(shrink(left, 1.0), shrink(right, 1.0), exclude)
+    spread = _row_spread(shrunk_left, shrunk_right, exclude, groups)
+    reference = _row_spread(shrink(left, 1.0), shrink(right, 1.0), exclude, groups)
     if not (reference > 0 and torch.isfinite(spread) and spread > 0):
         raise ValueError(
             "Cannot calibrate the cell's scale: expected negatives with different scores, got a "
@@ -122,8 +124,11 @@ def calibration_ratio(
     return spread / reference
 
 
-def _row_spread(left: Tensor, right: Tensor, exclude: tuple[int, ...]) -> Tensor:
+def _row_spread(left: Tensor, right: Tensor, exclude: tuple[int, ...], groups: int) -> Tensor:
     """Mean standard deviation of a row's scores, rows and columns averaged."""
+    if groups > 1:
+        pairs = zip(left.chunk(groups), right.chunk(groups), strict=True)
+        return torch.stack([_row_spread(a, b, exclude, 1) for a, b in pairs]).mean()
     backwards = tuple(-offset for offset in exclude)
     one_way = _mean_row_std(left, right, exclude)
     return (one_way + _mean_row_std(right, left, backwards)) / 2

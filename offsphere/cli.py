@@ -2,6 +2,7 @@
 
     offsphere study configs/studies/small_batch.yaml    a grid of runs, in parallel, resumable
     offsphere reproduce results/symmetry                rows of a table, made again and compared
+    offsphere data                                      which named data sets are here
     offsphere report                                    one web page of all studies in results/
     offsphere claims                                    each published claim and what we measured
     offsphere audit --model=... --pretrained=...        does magnitude carry information in a model?
@@ -9,7 +10,7 @@
     offsphere shards make --source=... --out=...        tar shards and their manifest
     offsphere doctor train_simclr --norm=group          are ranks, micro-batches, resumes exact?
 
-`offsphere COMMAND --help` says more.
+`offsphere COMMAND --help` says more; `offsphere --version` says which one this is.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+import offsphere
+from offsphere.command import one_line_errors
 from offsphere.names import unknown
 
 if TYPE_CHECKING:
@@ -111,6 +114,12 @@ def _reproduce(argv: Sequence[str]) -> None:
     main(argv, SCRIPTS)
 
 
+def _data(argv: Sequence[str]) -> None:
+    from offsphere.sets import main
+
+    main(argv)
+
+
 def _report(argv: Sequence[str]) -> None:
     from offsphere.analysis.report import main
 
@@ -154,6 +163,7 @@ def _doctor(argv: Sequence[str]) -> None:
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "study": _study,
     "reproduce": _reproduce,
+    "data": _data,
     "report": _report,
     "claims": _claims,
     "audit": _audit,
@@ -166,9 +176,17 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 def main(argv: Sequence[str] | None = None) -> None:
     """Hand the arguments to the command they name."""
     argv = sys.argv[1:] if argv is None else argv
+    with one_line_errors(" ".join(["offsphere", *argv[:1]]), "The same command starts anew."):
+        _main(argv)
+
+
+def _main(argv: Sequence[str]) -> None:
     if not argv or argv[0] in ("-h", "--help"):
         print((__doc__ or "").strip())
         raise SystemExit(0 if argv else 2)
+    if argv[0] == "--version":
+        print(f"offsphere {offsphere.__version__}")
+        return
     if argv[0] not in COMMANDS:
         print(f"offsphere: error: {unknown('command', argv[0], COMMANDS)}", file=sys.stderr)
         raise SystemExit(2)

@@ -14,7 +14,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import NoneType
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, g
 
 import yaml
 
+from offsphere.catalog import identity, named
 from offsphere.names import unknown
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ Item = tuple[str, Sequence[str | None], str]
 Given = dict[str, tuple[Sequence[str], str]]
 
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+LONGEST_NAME = 120
+"""Characters of a run folder's name."""
 CONFIG_HELP = "--config=FILE.yaml takes settings from flat YAML files; a later file and flags win."
 
 
@@ -50,6 +53,39 @@ def added(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"added": True})
 
 
+def data_name(default: Any) -> Any:
+    """A field that names data: committed rows call some sets by an old place (see catalog)."""
+    return dataclasses.field(default=default, metadata={"data": True})
+
+
+def keyboard(default: Any) -> Any:
+    """A permission: only the person at the keyboard gives it, as a flag. No file may, no record
+    keeps it, and a run's hash leaves it out."""
+    return dataclasses.field(default=default, metadata={"where": True, "keyboard": True})
+
+
+def data_names(config: DataclassInstance) -> list[str]:
+    """The data that a run's settings name, each once."""
+    values = [getattr(config, f.name) for f in fields(config) if f.metadata.get("data")]
+    every = [x for value in values for x in (value if isinstance(value, tuple) else (value,))]
+    return list(dict.fromkeys(name for name in every if name is not None))
+
+
+def canonical_data(config: DataclassInstance) -> None:
+    """Give data one spelling, for a frozen dataclass to call when it is made."""
+    for field in fields(config):
+        if field.metadata.get("data"):
+            value = _each(named, getattr(config, field.name))
+            object.__setattr__(config, field.name, value)
+
+
+def _each(change: Callable[[str], str], value: Any) -> Any:
+    """A data field's value with each name changed."""
+    if isinstance(value, tuple | list):
+        return type(value)(change(name) for name in value)
+    return value if value is None else change(value)
+
+
 def parse(
     config_class: type[ConfigT],
     argv: Sequence[str] | None = None,
@@ -64,6 +100,7 @@ def parse(
         items = list(_argv_items(argv))
         files = [str(file) for flag, values, _ in items if flag == "--config" for file in values]
         recipes = [item for file in files for item in _yaml_items(_read(file), file)]
+        _refuse_permissions(config_class, recipes)
         flags = [item for item in items if item[0] != "--config"]
         return _build(config_class, recipes + flags, files)
     except (ValueError, OSError) as error:
@@ -77,12 +114,22 @@ def from_dict(config_class: type[ConfigT], mapping: Mapping[str, Any]) -> Config
         text = yaml.safe_dump(dict(mapping))
     except yaml.YAMLError as error:
         raise ValueError(f"Settings must be plain values, lists or null: {error}") from None
-    return _build(config_class, _yaml_items(text, ""))
+    items = list(_yaml_items(text, ""))
+    _refuse_permissions(config_class, items)
+    return _build(config_class, items)
 
 
 def load_yaml(config_class: type[ConfigT], path: str | Path) -> ConfigT:
     """The settings of one YAML file, such as a run's config.yaml."""
-    return _build(config_class, _yaml_items(_read(path), path))
+    items = list(_yaml_items(_read(path), path))
+    _refuse_permissions(config_class, items)
+    return _build(config_class, items)
+
+
+def as_written(path: str | Path) -> dict[str, str]:
+    """The settings of a YAML file as they are written there, unchecked, to compare runs by."""
+    items = _yaml_items(_read(path), path)
+    return {name: ", ".join(str(value) for value in values) for name, values, _ in items}
 
 
 def to_yaml(config: DataclassInstance) -> str:
@@ -92,21 +139,28 @@ def to_yaml(config: DataclassInstance) -> str:
 
 def to_dict(config: DataclassInstance) -> dict[str, Any]:
     """The settings as plain values that YAML and JSON can write, in field order."""
-    return {field.name: _plain(field.name, getattr(config, field.name)) for field in fields(config)}
+    return {
+        field.name: _plain(field.name, getattr(config, field.name))
+        for field in fields(config)
+        if not field.metadata.get("keyboard")
+    }
 
 
 def settings(config: DataclassInstance) -> dict[str, Any]:
     """The settings that make the run what it is, in one spelling (1.0 is 1).
 
-    No `where` fields, and no `added` fields that have their default.
+    No `where` fields, and no `added` fields that have their default. Data that committed rows call
+    by an old place go by that.
     """
+    data = {field.name for field in fields(config) if field.metadata.get("data")}
     left_out = {
         field.name
         for field in fields(config)
         if field.metadata.get("where")
         or (field.metadata.get("added") and getattr(config, field.name) == _default(field))
     }
-    return {k: _canonical(v) for k, v in to_dict(config).items() if k not in left_out}
+    kept = {k: v for k, v in to_dict(config).items() if k not in left_out}
+    return {k: _each(identity, v) if k in data else _canonical(v) for k, v in kept.items()}
 
 
 def settings_hash(config: DataclassInstance) -> str:
@@ -122,6 +176,59 @@ def run_name(config: DataclassInstance) -> str:
         raise ValueError(f"{type(config).__name__} needs a 'seed' for a run's name.")
     cell = re.sub(r"[^A-Za-z0-9._+-]+", "_", str(values["cell"])) + "-" if "cell" in values else ""
     return f"{cell}seed{values['seed']}-{settings_hash(config)}"
+
+
+def telling_name(config: DataclassInstance) -> str:
+    """The run's name, with what differs from the default between seed and hash.
+
+    As in `dot-seed0-folder_my_images-lr0.004-1a2b3c4d`. It is for people: the hash says which run
+    it is. Of paths and addresses only the last part is told.
+    """
+    start, _, digest = run_name(config).rpartition("-")
+    told = {k: v for k, v in differing(config).items() if k not in ("cell", "seed")}
+    words = [_name_word(name, value) for name, value in told.items()]
+    ends = [0, *itertools.accumulate(len(word) + 1 for word in words)]
+    room = LONGEST_NAME - len(start) - len(digest) - len("-and_99_more-")
+    kept = max(k for k, end in enumerate(ends) if end <= max(room, 0))
+    more = [f"and_{len(words) - kept}_more"] if kept < len(words) else []
+    return "-".join([start, *words[:kept], *more, digest])
+
+
+def differing(config: DataclassInstance) -> dict[str, Any]:
+    """The settings that make this run another one than the script's default, `data` first."""
+    try:
+        usual = to_dict(type(config)())
+    except (TypeError, ValueError):  # some settings have no default
+        usual = {field.name: _default(field) for field in fields(config)}
+    usual = {name: _canonical(value) for name, value in usual.items()}
+    given = settings(config)
+    names = sorted(given, key=lambda name: name != "data")
+    return {name: given[name] for name in names if given[name] != usual[name]}
+
+
+def _name_word(name: str, value: Any) -> str:
+    """One setting as a part of a file's name."""
+    if isinstance(value, bool) or value is None:
+        return name if value else f"no_{name}"
+    if isinstance(value, int | float):
+        return f"{name}{value:g}" if isinstance(value, float) else f"{name}{value}"
+    parts = [_last_part(str(part)) for part in (value if isinstance(value, list) else [value])]
+    return "_".join(parts if name == "data" else [name, *parts])[:60]
+
+
+def _last_part(text: str) -> str:
+    """A text as a part of a file's name: of a path or an address its kind and its end.
+
+    What may hold a key (a user's part, a query, a command) is left out.
+    """
+    kind, colon, rest = text.partition(":")
+    if rest.lower().lstrip().startswith("pipe:"):
+        rest = "pipe"
+    path = re.sub(r"[?#].*", "", rest) if "//" in rest else rest if colon else text
+    end = path.rstrip("/").rpartition("/")[2].rpartition("@")[2]
+    end = re.sub(r"\.(tar|csv|ya?ml|safetensors|pt|pth|bin)$", "", end)
+    words = f"{kind}_{end}" if colon and end else end or kind
+    return re.sub(r"[^A-Za-z0-9.+-]+", "_", words).strip("_")
 
 
 def command(script: str, config: DataclassInstance, *, leave_out_defaults: bool = True) -> str:
@@ -189,7 +296,9 @@ def _yaml_items(text: str, source: str | Path) -> Iterator[Item]:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise ValueError(f"{source} is not valid YAML: {error}") from None
+        raise ValueError(f"{source} is not valid YAML: {_one_line(error)}") from None
+    except RecursionError:
+        raise ValueError(f"{source} is nested too deeply: settings are flat lines.") from None
     if not isinstance(root, yaml.MappingNode | None):
         raise ValueError(f"{source}: expected lines such as 'batch_size: 256', not a {root.id}.")
     names: set[str] = set()
@@ -204,10 +313,30 @@ def _yaml_items(text: str, source: str | Path) -> Iterator[Item]:
         yield key.value, [_as_written(node) for node in nodes], origin
 
 
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
 def _as_written(node: yaml.ScalarNode) -> str | None:
     if node.tag.endswith(":float"):
         return re.sub(r"\.(?=inf|nan)", "", node.value.lower())
     return None if node.tag.endswith(":null") else node.value
+
+
+def _refuse_permissions(config_class: type[DataclassInstance], items: Iterable[Item]) -> None:
+    """Refuse a file or table that gives what only a flag may give; saying no is fine."""
+    asked = {field.name for field in fields(config_class) if field.metadata.get("keyboard")}
+    for name, values, origin in items:
+        if name.removeprefix("--").replace("-", "_") in asked and not _says_no(values):
+            flag = name.removeprefix("--").replace("_", "-")
+            raise ValueError(
+                f"{origin}{name} may not stand in a file or table: it is a permission, which only "
+                f"the flag --{flag} gives. Take it out, and give the flag if you trust the data."
+            )
+
+
+def _says_no(values: Sequence[str | None]) -> bool:
+    return len(values) == 1 and BOOLEANS.get(str(values[0]).lower(), True) is False
 
 
 def _collect(config_class: type[DataclassInstance], items: Iterable[Item]) -> Given:

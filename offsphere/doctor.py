@@ -302,7 +302,8 @@ def streamed_epochs(batches: Any, settings: TrainSettings, population: int) -> F
     first, second = Counter(rows[:population]), Counter(rows[population : 2 * population])
     wrong = ((first - second) + (second - first)).total()
     measured = f"{wrong} of {population} samples not as often in one epoch as in the next"
-    remedy = "compare the shards with their manifest: offsphere shards verify" if wrong else ""
+    remedy = "the shards changed while they were read: make them again with offsphere shards make"
+    remedy = remedy if wrong else ""
     return Finding("samples of an epoch", measured, "FAULT" if wrong else "ok", remedy)
 
 

@@ -1,4 +1,4 @@
-"""Losses with the call signatures of open_clip and lightly, plus `cell=` and `variance_weight=`.
+"""Losses with the call signatures of open_clip and lightly, plus `cell=` and the two terms.
 
 Change one import in an existing script:
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from offsphere import losses
 from offsphere.cells import Cell, shrink
-from offsphere.variance import negative_variance
+from offsphere.variance import negative_variance, spread_out
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -31,12 +31,19 @@ __all__ = ["ClipLoss", "DCLLoss", "NTXentLoss", "SigLipLoss"]
 
 
 class _DropIn(nn.Module):
-    """What the four share: the cell, the variance term and the gathering of ranks."""
+    """What the four share: the cell, the variance term, GOR and the gathering of ranks."""
 
     def __init__(
-        self, gather: bool, cell: str | Cell, variance_weight: float, population: int | None
+        self,
+        gather: bool,
+        cell: str | Cell,
+        variance_weight: float,
+        population: int | None,
+        gor_weight: float,
     ) -> None:
         super().__init__()
+        if gor_weight < 0:
+            raise ValueError(f"Expected a gor_weight of at least 0, got {gor_weight}.")
         if variance_weight < 0:
             raise ValueError(f"Expected a variance_weight of at least 0, got {variance_weight}.")
         if variance_weight and population is None:
@@ -48,6 +55,7 @@ class _DropIn(nn.Module):
         self.gather = gather
         self.variance_weight = variance_weight
         self.population = population
+        self.gor_weight = gor_weight
 
     def _gathered(self, *sides: Tensor) -> tuple[Tensor, ...]:
         return tuple(gather_with_gradient(x) for x in sides) if self.gather else sides
@@ -58,6 +66,13 @@ class _DropIn(nn.Module):
             return 0.0
         u, v = shrink(left, 1.0), shrink(right, 1.0)
         return self.variance_weight * negative_variance(u, v, self.population)
+
+    def _gor(self, left: Tensor, right: Tensor) -> Tensor | float:
+        """The weighted GOR on cosines: each side spread out by itself, the mean of both."""
+        if not self.gor_weight:
+            return 0.0
+        u, v = shrink(left, 1.0), shrink(right, 1.0)
+        return self.gor_weight * (spread_out(u, u) + spread_out(v, v)) / 2
 
 
 class ClipLoss(_DropIn):
@@ -76,9 +91,10 @@ class ClipLoss(_DropIn):
         cell: str | Cell = "cosine",
         variance_weight: float = 0.0,
         population: int | None = None,
+        gor_weight: float = 0.0,
     ) -> None:
         _refuse_horovod(use_horovod)
-        super().__init__(world_size > 1, cell, variance_weight, population)
+        super().__init__(world_size > 1, cell, variance_weight, population, gor_weight)
 
     def forward(
         self,
@@ -92,7 +108,7 @@ class ClipLoss(_DropIn):
         image, text = self._gathered(image_features, text_features)
         left, right = self.cell(image, text)
         loss = losses.info_nce(left, right, 1 / logit_scale)
-        return _named(loss, self._variance(image, text), output_dict)
+        return _named(loss, self._variance(image, text), self._gor(image, text), output_dict)
 
 
 class SigLipLoss(_DropIn):
@@ -108,8 +124,9 @@ class SigLipLoss(_DropIn):
         cell: str | Cell = "cosine",
         variance_weight: float = 0.0,
         population: int | None = None,
+        gor_weight: float = 0.0,
     ) -> None:
-        super().__init__(world_size > 1, cell, variance_weight, population)
+        super().__init__(world_size > 1, cell, variance_weight, population, gor_weight)
 
     def forward(
         self,
@@ -122,7 +139,7 @@ class SigLipLoss(_DropIn):
         image, text = self._gathered(image_features, text_features)
         left, right = self.cell(image, text)
         loss = losses.siglip(left, right, 1 / logit_scale, logit_bias)
-        return _named(loss, self._variance(image, text), output_dict)
+        return _named(loss, self._variance(image, text), self._gor(image, text), output_dict)
 
 
 class NTXentLoss(_DropIn):
@@ -137,6 +154,7 @@ class NTXentLoss(_DropIn):
         cell: str | Cell = "cosine",
         variance_weight: float = 0.0,
         population: int | None = None,
+        gor_weight: float = 0.0,
     ) -> None:
         bank = memory_bank_size if isinstance(memory_bank_size, int) else memory_bank_size[0]
         if bank:
@@ -144,7 +162,7 @@ class NTXentLoss(_DropIn):
                 f"Expected memory_bank_size=0, got {memory_bank_size}. Keep the bank as an "
                 "offsphere.momentum.Queue of raw keys and call offsphere.losses.moco_nce."
             )
-        super().__init__(gather_distributed, cell, variance_weight, population)
+        super().__init__(gather_distributed, cell, variance_weight, population, gor_weight)
         self.temperature = temperature
 
     def forward(self, out0: Float[Tensor, "n d"], out1: Float[Tensor, "n d"]) -> Tensor:
@@ -152,7 +170,7 @@ class NTXentLoss(_DropIn):
         stacked = torch.cat([out0, out1])
         left, right = self.cell(stacked, stacked)
         loss = losses.nt_xent(left, right, self.temperature)
-        return loss + self._variance(out0, out1)
+        return loss + self._variance(out0, out1) + self._gor(out0, out1)
 
 
 class DCLLoss(_DropIn):
@@ -167,8 +185,9 @@ class DCLLoss(_DropIn):
         cell: str | Cell = "cosine",
         variance_weight: float = 0.0,
         population: int | None = None,
+        gor_weight: float = 0.0,
     ) -> None:
-        super().__init__(gather_distributed, cell, variance_weight, population)
+        super().__init__(gather_distributed, cell, variance_weight, population, gor_weight)
         self.temperature = temperature
         self.weight_fn = weight_fn
 
@@ -184,7 +203,7 @@ class DCLLoss(_DropIn):
             )
             positive = torch.linalg.vecdot(left, right.roll(n, 0)) / self.temperature
             loss = loss + ((1 - weight) * positive).mean()
-        return loss + self._variance(out0, out1)
+        return loss + self._variance(out0, out1) + self._gor(out0, out1)
 
 
 def gather_with_gradient(x: Float[Tensor, "n d"]) -> Float[Tensor, "w*n d"]:
@@ -199,13 +218,14 @@ def gather_with_gradient(x: Float[Tensor, "n d"]) -> Float[Tensor, "w*n d"]:
     return torch.cat(list(all_gather(x)))
 
 
-def _named(loss: Tensor, variance: Tensor | float, output_dict: bool):
+def _named(loss: Tensor, variance: Tensor | float, gor: Tensor | float, output_dict: bool):
     """open_clip's two forms: the sum, or a dict whose values its trainer adds up."""
     if not output_dict:
-        return loss + variance
-    return {"contrastive_loss": loss} | (
-        {"variance_loss": variance} if isinstance(variance, Tensor) else {}
-    )
+        return loss + variance + gor
+    terms = {"variance_loss": variance, "gor_loss": gor}
+    return {"contrastive_loss": loss} | {
+        name: term for name, term in terms.items() if isinstance(term, Tensor)
+    }
 
 
 def _refuse_horovod(use_horovod: bool) -> None:

@@ -13,6 +13,7 @@ Query, key and queue: `moco_nce`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -176,10 +177,52 @@ def siglip_within(
     return value
 
 
-def spectral(left: Float[Tensor, "n d"], right: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
-    """Spectral contrastive loss, -mean s_ii + mean over i != j of s_ij**2, from Gram matrices."""
+def spectral(
+    left: Float[Tensor, "n d"], right: Float[Tensor, "n d"], *, group: int | None = None
+) -> Float[Tensor, ""]:
+    """Spectral contrastive loss, -mean s_ii + mean over i != j of s_ij**2, from Gram matrices.
+
+    `group` is as in `mean_square`: only rows of the same group are negatives.
+    """
     (left, right), _, _ = _prepare(1.0, left, right)
-    return mean_square(left, right) - torch.linalg.vecdot(left, right).mean()
+    return mean_square(left, right, group=group) - torch.linalg.vecdot(left, right).mean()
+
+
+def in_groups(
+    loss: Callable[[Tensor, Tensor], Tensor],
+    left: Float[Tensor, "n d"],
+    right: Float[Tensor, "n d"],
+    size: int,
+    *,
+    stacked: bool = False,
+) -> Float[Tensor, ""]:
+    """The mean of loss(left, right) over groups of `size` rows: other groups' are no negatives.
+
+    Groups follow the order of the rows; of `stacked` views a group has its rows of both. Small
+    groups are computed side by side, as one batch of dense blocks; large ones, which the losses
+    stream, one after the other.
+    """
+    # One look at all rows, because vmap allows none inside; equal sides stay one tensor.
+    sides, _, _ = _prepare(1.0, left, *(() if right is left else (right,)))
+    blocks = [_blocks(x, size, stacked) for x in sides]
+
+    def one(*group: Tensor) -> Tensor:
+        return loss(group[0], group[-1])
+
+    with torch.autocast(left.device.type, enabled=False):
+        if (2 * size) ** 2 <= DENSE_SCORES:
+            return torch.vmap(one)(*blocks).mean()
+        return torch.stack([one(*group) for group in zip(*blocks, strict=True)]).mean()
+
+
+def _blocks(x: Tensor, size: int, stacked: bool) -> Float[Tensor, "g k d"]:
+    views = 2 if stacked else 1
+    if len(x) % (views * size):
+        raise ValueError(
+            f"Expected groups that fill the batch, got {len(x) // views} rows in groups of {size}. "
+            "Use a size that divides the batch."
+        )
+    return x.unflatten(0, (views, -1, size)).transpose(0, 1).flatten(1, 2)
 
 
 # The definitions. `left` has been divided by the temperature.
@@ -279,7 +322,9 @@ def _prepare(
             )
         x = x.float() if x.dtype in half else x
         sides.append(x)
-        norms.append(_largest_norm(x) if x.device.type == "cpu" else math.inf)
+        in_vmap = torch._C._functorch.is_batchedtensor(x)  # pyright: ignore
+        look = x.device.type == "cpu" and not in_vmap
+        norms.append(_largest_norm(x) if look else math.inf)
     temperature = torch.as_tensor(temperature, dtype=sides[0].dtype, device=left.device).reshape(())
     if temperature.device.type != "cpu":
         return sides, temperature, math.inf

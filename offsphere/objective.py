@@ -19,7 +19,7 @@ from offsphere.names import (
     VIEW_LOSSES,
     unknown,
 )
-from offsphere.variance import negative_variance
+from offsphere.variance import negative_variance, spread_out
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -39,6 +39,11 @@ class Objective(nn.Module):
     `within_view` adds each side's own other rows as negatives (info_nce and siglip).
     `batch_mean_norm` first divides each side by the batch's mean norm: a control arm, in which
     norms still differ within a batch but their overall scale cannot act as a temperature.
+    `gor_weight` adds GOR (`variance.spread_out`), the variance term's deployed rival: each side
+    spread out by itself, the mean of both; with a queue, queries against the queue.
+    `negatives` divides the batch, by the order of its rows, into groups of so many: a row meets
+    only its own group, in the loss, both terms and the calibration. So the number of
+    negatives is a treatment apart from the batch size, on which noise and batch-norm depend.
     """
 
     ratio: Tensor
@@ -57,6 +62,8 @@ class Objective(nn.Module):
         batch_mean_norm: bool = False,
         variance_weight: float = 0.0,
         variance_on: str = "cosine",
+        gor_weight: float = 0.0,
+        negatives: int | None = None,
     ) -> None:
         super().__init__()
         for what, got, expected in (
@@ -67,20 +74,27 @@ class Objective(nn.Module):
         ):
             if got not in expected:
                 raise unknown(what, got, expected)
-        _check_numbers(population, temperature, learnable_temperature, variance_weight)
+        _check_numbers(population, temperature, learnable_temperature, variance_weight, gor_weight)
         if within_view and loss not in ("info_nce", "siglip"):
             raise ValueError(
                 f"Expected within_view with info_nce or siglip, got {loss}: nt_xent, dcl and dhel "
                 "have within-view negatives of their own, the others have none."
             )
+        if negatives is not None and (negatives < 2 or loss == "moco_nce"):
+            raise ValueError(
+                f"Expected groups of at least 2 negatives inside a batch, got {negatives} for "
+                f"{loss}. (moco_nce has its negatives from the queue: change its size.)"
+            )
         self.cell = Cell(cell) if isinstance(cell, str) else cell
         self.loss = loss
+        self.negatives = negatives
         self.population = population
         self.direction = direction
         self.within_view = within_view
         self.batch_mean_norm = batch_mean_norm
         self.variance_weight = variance_weight
         self.variance_on = variance_on
+        self.gor_weight = gor_weight
         log_scale = torch.tensor(-math.log(temperature))
         if learnable_temperature:
             self.log_scale = nn.Parameter(log_scale)
@@ -116,59 +130,107 @@ class Objective(nn.Module):
             )
         if hard_negatives is not None and self.within_view:
             raise ValueError("Expected no hard_negatives together with within_view.")
+        group = self._group(len(left), hard_negatives)
         if self.batch_mean_norm:
             left, right, queue, hard_negatives = self._on_one_scale(
                 left, right, queue, hard_negatives
             )
-        self._start(left, right)
-        contrastive, u, v = self._contrast(left, right, queue, hard_negatives)
+        self._start(left, right, group)
+        contrastive, u, v = self._contrast(left, right, queue, hard_negatives, group)
         if self.variance_on == "cosine":
             u, v = shrink(left, 1.0), shrink(right if queue is None else queue, 1.0)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.variance_weight > 0):
-            variance = negative_variance(u, v, self.population, paired=queue is None)
+            variance = negative_variance(u, v, self.population, paired=queue is None, group=group)
         total = (
             contrastive + self.variance_weight * variance if self.variance_weight else contrastive
         )
-        return {"loss": total, "contrastive": contrastive, "variance": variance}
+        named = {"loss": total, "contrastive": contrastive, "variance": variance}
+        if self.gor_weight:
+            named["gor"] = self._gor(left, right, queue, group)
+            named["loss"] = total + self.gor_weight * named["gor"]
+        return named
+
+    def _gor(self, left: Tensor, right: Tensor, queue: Tensor | None, group: int | None) -> Tensor:
+        """GOR on cosines, whatever the cell."""
+        u, v = (shrink(x, 1.0) for x in (left, right if queue is None else queue))
+        if queue is not None:
+            return spread_out(u, v, paired=False)
+        return (spread_out(u, u, group=group) + spread_out(v, v, group=group)) / 2
+
+    def _group(self, rows: int, hard_negatives: Tensor | None) -> int | None:
+        """The rows of a group; None if the whole batch is one."""
+        if self.negatives is None or self.negatives == rows:
+            return None
+        if hard_negatives is not None:
+            raise ValueError(
+                "Expected no hard_negatives together with groups: every row would see those of all."
+            )
+        if rows % self.negatives:
+            raise ValueError(
+                f"Expected a batch that groups of {self.negatives} fill, got {rows} rows."
+            )
+        return self.negatives
 
     def _contrast(
-        self, left: Tensor, right: Tensor, queue: Tensor | None, hard_negatives: Tensor | None
+        self,
+        left: Tensor,
+        right: Tensor,
+        queue: Tensor | None,
+        hard_negatives: Tensor | None,
+        group: int | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The contrastive loss, and two sides whose products are the negatives' scores over r."""
         temperature = self.temperature
         if self.loss in VIEW_LOSSES:
             stacked = torch.cat([left, right])
             rows, candidates = self.cell(stacked, stacked)
-            value = _VIEW_LOSS[self.loss](rows, candidates, temperature)
+
+            def views(a: Tensor, b: Tensor) -> Tensor:
+                return _VIEW_LOSS[self.loss](a, b, temperature)
+
+            value = (
+                views(rows, candidates)
+                if group is None
+                else losses.in_groups(views, rows, candidates, group, stacked=True)
+            )
             return value, rows[: len(left)] / self.ratio, candidates[len(left) :]
         left, right = self.cell(left, right)
         scaled = left / self.ratio
         if queue is not None:
             queue = self.cell.shrink_right(queue)
             return losses.moco_nce(left, right, queue, temperature), scaled, queue
+        if self.loss == "spectral":
+            return losses.spectral(left / temperature, right, group=group), scaled, right
+        if group is None:
+            return self._pairs(left, right, temperature, hard_negatives), scaled, right
+
+        def pairs(a: Tensor, b: Tensor) -> Tensor:
+            return self._pairs(a, b, temperature, None)
+
+        return losses.in_groups(pairs, left, right, group), scaled, right
+
+    def _pairs(
+        self, left: Tensor, right: Tensor, temperature: Tensor, hard_negatives: Tensor | None
+    ) -> Tensor:
+        """info_nce or siglip, as the settings want them, on sides that the cell has shrunk."""
         if self.loss == "siglip":
             siglip = losses.siglip_within if self.within_view else losses.siglip
-            value = siglip(left, right, temperature, self.bias)
-        elif self.loss == "spectral":
-            value = losses.spectral(left / temperature, right)
-        elif self.direction == "right_to_left":
+            return siglip(left, right, temperature, self.bias)
+        if self.direction == "right_to_left":
             if hard_negatives is not None:
                 raise ValueError(
                     "Expected no hard_negatives for right_to_left: they are right rows."
                 )
             one_way = losses.info_nce_within if self.within_view else losses.info_nce
-            value = one_way(right, left, temperature, both_ways=False)
-        elif self.within_view:
-            both_ways = self.direction == "both"
-            value = losses.info_nce_within(left, right, temperature, both_ways=both_ways)
-        else:
-            if hard_negatives is not None:
-                hard_negatives = self.cell.shrink_right(hard_negatives)
-            both_ways = self.direction == "both"
-            value = losses.info_nce(
-                left, right, temperature, both_ways=both_ways, hard_negatives=hard_negatives
-            )
-        return value, scaled, right
+            return one_way(right, left, temperature, both_ways=False)
+        both_ways = self.direction == "both"
+        if self.within_view:
+            return losses.info_nce_within(left, right, temperature, both_ways=both_ways)
+        if hard_negatives is not None:
+            hard_negatives = self.cell.shrink_right(hard_negatives)
+        return losses.info_nce(
+            left, right, temperature, both_ways=both_ways, hard_negatives=hard_negatives
+        )
 
     def _on_one_scale(
         self, left: Tensor, right: Tensor, queue: Tensor | None, hard_negatives: Tensor | None
@@ -183,7 +245,7 @@ class Objective(nn.Module):
         return left / left_mean, right / right_mean, rest[0], rest[1]
 
     @torch.no_grad()
-    def _start(self, left: Tensor, right: Tensor) -> None:
+    def _start(self, left: Tensor, right: Tensor, group: int | None) -> None:
         """Calibrate on the first training batch; keep a learnable scale in its range.
 
         With a queue too: a new one holds random directions, later it holds such keys as `right`.
@@ -198,12 +260,17 @@ class Objective(nn.Module):
                     "Expected a calibrated objective, got one before its first training batch. "
                     "Call it once in training mode, load a checkpoint, or use scale=fixed."
                 )
-            n = len(left)
+            n = group or len(left)
+            groups = len(left) // n
             if self.loss in VIEW_LOSSES:
-                stacked = torch.cat([left, right])
-                ratio = calibration_ratio(self.cell, stacked, stacked, exclude=(0, n, -n))
+                pairs = zip(left.split(n), right.split(n), strict=True)
+                stacked = torch.cat([view for pair in pairs for view in pair])
+                exclude = (0, n, -n)
+                ratio = calibration_ratio(
+                    self.cell, stacked, stacked, exclude=exclude, groups=groups
+                )
             else:
-                ratio = calibration_ratio(self.cell, left, right)
+                ratio = calibration_ratio(self.cell, left, right, groups=groups)
             self.ratio.copy_(ratio)
         self._calibrated = True
 
@@ -213,7 +280,9 @@ def _forget_calibration(objective: Objective, _keys: object) -> None:
     objective._calibrated = False
 
 
-def _check_numbers(population: int, temperature: float, learnable: bool, weight: float) -> None:
+def _check_numbers(
+    population: int, temperature: float, learnable: bool, variance_weight: float, gor_weight: float
+) -> None:
     if population < 2:
         raise ValueError(
             f"Expected a population of at least 2, got {population}. Pass the training-set size."
@@ -227,5 +296,6 @@ def _check_numbers(population: int, temperature: float, learnable: bool, weight:
             f"Expected a learnable temperature to start in [{1 / LARGEST_SCALE:g}, 1], "
             f"got {temperature}. Choose one in range, or keep it fixed."
         )
-    if not 0 <= weight < math.inf:
-        raise ValueError(f"Expected a variance_weight of at least 0, got {weight}.")
+    for name, weight in (("variance_weight", variance_weight), ("gor_weight", gor_weight)):
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"Expected a {name} of at least 0, got {weight}.")

@@ -7,7 +7,6 @@ and `steps()` and `metrics()` turn these three back into floats.
 from __future__ import annotations
 
 import errno
-import fcntl
 import importlib.metadata
 import json
 import math
@@ -25,8 +24,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+try:
+    import fcntl
+except ImportError:  # the first thing that a script or `offsphere` imports and Windows lacks
+    raise SystemExit(
+        "offsphere: error: Windows is not supported (run folders are locked as on Linux and "
+        "macOS). Use it inside WSL 2."
+    ) from None
+
 import offsphere
-from offsphere.config import load_yaml, run_name, settings, to_yaml
+from offsphere.config import (
+    as_written,
+    load_yaml,
+    run_name,
+    settings,
+    telling_name,
+    to_yaml,
+)
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -74,7 +88,12 @@ class RunFolder(AbstractContextManager):
         """Every complete row of steps.jsonl; a half-written last line is not one."""
         file = self.path / "steps.jsonl"
         lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
-        return [_from_json(line, f"{file}, line {i}") for i, line in enumerate(lines, 1)]
+        rows = [_from_json(line, f"{file}, line {i}") for i, line in enumerate(lines, 1)]
+        for i, row in enumerate(rows, 1):
+            step = row.get("step") if isinstance(row, dict) else None
+            if not isinstance(step, int) or abs(step) >= 2**63:
+                raise ValueError(f"{file}, line {i} is damaged: expected a row with its 'step'.")
+        return rows
 
     def finish(self, metrics: dict[str, Any]) -> None:
         """Write metrics.json with `run/status` finished."""
@@ -117,18 +136,71 @@ class RunFolder(AbstractContextManager):
 
     def _read(self, name: str) -> dict[str, Any]:
         file = self.path / name
-        return _from_json(file.read_bytes(), str(file)) if file.exists() else {}
+        found = _from_json(file.read_bytes(), str(file)) if file.exists() else {}
+        if not isinstance(found, dict):
+            raise ValueError(f"{file} is damaged: expected names and values, got {found!r:.40}.")
+        return found
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         write_json(self.path / name, content)
 
 
+def run_path(
+    config: DataclassInstance, *, script: str, out: str | Path, study: str | None = None
+) -> Path:
+    """The folder of a run: `<out>/<study>/<cell>-seed<k>-<hash>`, whose table tells runs apart.
+
+    Outside a study it is `<out>/<script>/...` with the settings that differ in the name. A folder
+    there that ends in the same hash is that run, whatever stands in between: an older edition or
+    other defaults may have named it.
+    """
+    if study is not None:
+        return Path(out) / study / run_name(config)
+    folder, short = Path(out) / script, run_name(config)
+    start, _, digest = short.rpartition("-")
+    telling = folder / telling_name(config)
+    if telling.is_dir() or not folder.is_dir():
+        return telling
+    alike = (x for x in folder.iterdir() if x.name.startswith(f"{start}-"))
+    return min((x for x in alike if x.name.endswith(f"-{digest}")), default=telling)
+
+
+def find_run(text: str) -> str:
+    """The run whose path begins like this, if only one does; several are listed.
+
+    What is no beginning of a run's path comes back as it is, for its reader to refuse.
+    """
+    path = Path(text.rstrip("*"))
+    if (Path(text) / "config.yaml").is_file():
+        return text
+    beside = (file.parent for file in path.parent.glob("*/config.yaml"))
+    alike = (run for run in beside if run.name.startswith(path.name))
+    found = sorted(run for run in alike if ".before-" not in run.name)
+    if not found:
+        return text
+    if len(found) == 1:
+        return str(found[0])
+    raise ValueError(f"{text} may be any of {len(found)} runs; give more of a name:{_told(found)}")
+
+
+def _told(runs: list[Path], most: int = 20) -> str:
+    """Each run with the settings by which it differs from the others, a line each."""
+    written = [as_written(run / "config.yaml") for run in runs]
+    names = dict.fromkeys(name for settings in written for name in settings)
+    varying = [name for name in names if len({x.get(name) for x in written}) > 1]
+    lines = [
+        f"\n  {run}  " + " ".join(f"{name}={x.get(name)}" for name in varying)
+        for run, x in zip(runs[:most], written, strict=False)
+    ]
+    return "".join(lines) + (f"\n  and {len(runs) - most} more" if len(runs) > most else "")
+
+
 def open_run(
     config: DataclassInstance, *, script: str, out: str | Path, study: str | None = None
 ) -> RunFolder:
-    """Open `<out>/<study or script>/<run_name>` for writing, locked until it is closed."""
+    """Open the run's folder (`run_path`) for writing, locked until it is closed."""
     script = Path(script).stem
-    path = Path(out) / (study or script) / run_name(config)
+    path = run_path(config, script=script, out=out, study=study)
     (path / "checkpoint").mkdir(parents=True, exist_ok=True)
     run = RunFolder(path, lock=True)
     try:
@@ -292,7 +364,7 @@ def _from_json(text: str | bytes, source: str) -> dict[str, Any]:
 
     try:
         return json.loads(text, object_hook=revive)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{source} is damaged, it is not JSON: {error}") from None
 
 

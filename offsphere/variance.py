@@ -1,4 +1,4 @@
-"""The negative-similarity variance term and statistics, without a score matrix.
+"""The negative-similarity variance term, its rival GOR, and statistics, without a score matrix.
 
 Over i != j the sum of (u_i . v_j)**2 is <U'U, V'V> minus the diagonal, and the sum of u_i . v_j is
 (sum u) . (sum v) minus the diagonal: O(m d**2) time and O(d**2) memory. Nothing here normalises:
@@ -18,29 +18,97 @@ if TYPE_CHECKING:
 
 
 def negative_variance(
-    u: Float[Tensor, "m d"], v: Float[Tensor, "k d"], population: int, *, paired: bool = True
+    u: Float[Tensor, "m d"],
+    v: Float[Tensor, "k d"],
+    population: int,
+    *,
+    paired: bool = True,
+    group: int | None = None,
 ) -> Float[Tensor, ""]:
     """Mean over negatives of (u_i . v_j + 1/(population - 1))**2 (VRNS, Def. 5.7).
 
     `population` is the size of the training set. Row i of `u` and row i of `v` are a positive pair
     and left out, unless `paired=False` (a queue). For the within-view form pass one view twice.
+    `group` is as in `mean_square`.
     """
     if population < 2:
         raise ValueError(
             f"Expected a population of at least 2, got {population}. Pass the number of training "
             "instances, not the batch size."
         )
-    return mean_square(u, v, 1.0 / (population - 1), paired=paired)
+    return mean_square(u, v, 1.0 / (population - 1), paired=paired, group=group)
 
 
 def mean_square(
-    u: Float[Tensor, "m d"], v: Float[Tensor, "k d"], shift: float = 0.0, *, paired: bool = True
+    u: Float[Tensor, "m d"],
+    v: Float[Tensor, "k d"],
+    shift: float = 0.0,
+    *,
+    paired: bool = True,
+    group: int | None = None,
 ) -> Float[Tensor, ""]:
-    """Mean over negatives of (u_i . v_j + shift)**2."""
+    """Mean over negatives of (u_i . v_j + shift)**2.
+
+    With `group` only rows of the same group of so many, in order, are each other's negatives.
+    """
     _check(u, v, paired)
     u, v = (x.float() if x.dtype in (torch.float16, torch.bfloat16) else x for x in (u, v))
+    if group is not None and group != len(u):
+        return _mean_square_in_groups(u, v, shift, group, paired)
     method = _FromProduct if max(len(u), len(v)) < 2 * u.shape[1] else _FromGrams
     return method.apply(u, v, shift, paired)  # pyright: ignore
+
+
+def spread_out(
+    u: Float[Tensor, "m d"],
+    v: Float[Tensor, "k d"],
+    *,
+    paired: bool = True,
+    group: int | None = None,
+) -> Float[Tensor, ""]:
+    """GOR: (mean of u_i . v_j)**2 + relu(mean of (u_i . v_j)**2 - 1/d) over negatives.
+
+    Global orthogonal regularisation (Zhang et al. 2017): directions that are uniform on the
+    sphere have mean 0 and second moment 1/d. As it is deployed, each side is spread by itself: pass
+    it twice. `paired` and `group` are as in `mean_square`; with groups, the mean over them.
+    """
+    _check(u, v, paired)
+    u, v = (x.float() if x.dtype in (torch.float16, torch.bfloat16) else x for x in (u, v))
+    if group is not None and group != len(u):
+        u, v = _groups(u, v, group, paired)
+    count = u.shape[-2] * v.shape[-2] - (u.shape[-2] if paired else 0)
+    with torch.autocast(u.device.type, enabled=False):
+        first = (u.sum(-2) * v.sum(-2)).sum(-1)
+        if max(u.shape[-2], v.shape[-2]) < 2 * u.shape[-1]:
+            second = (u @ v.mT).square().sum((-2, -1))
+        else:
+            second = ((u.mT @ u) * (v.mT @ v)).sum((-2, -1))
+        if paired:
+            positives = (u * v).sum(-1)
+            first, second = first - positives.sum(-1), second - positives.square().sum(-1)
+    return ((first / count).square() + (second / count - 1 / u.shape[-1]).relu()).mean()
+
+
+def _groups(u: Tensor, v: Tensor, group: int, paired: bool) -> list[Tensor]:
+    """Both sides as blocks of `group` rows, in order."""
+    if not paired or group < 2 or len(u) % group:
+        raise ValueError(
+            f"Expected aligned pairs in groups of at least 2 that fill the batch, got {len(u)} and "
+            f"{len(v)} rows in groups of {group}. Use a size that divides the batch."
+        )
+    return [x.unflatten(0, (-1, group)) for x in (u, v)]
+
+
+def _mean_square_in_groups(u: Tensor, v: Tensor, shift: float, group: int, paired: bool) -> Tensor:
+    """All groups at once while a group's scores are few; large groups one after the other."""
+    u, v = _groups(u, v, group, paired)
+    if group >= 2 * u.shape[-1]:
+        values = [mean_square(a, b, shift) for a, b in zip(u, v, strict=True)]
+        return torch.stack(values).mean()
+    with torch.autocast(u.device.type, enabled=False):
+        squares = (u @ v.mT + shift).square()
+        negatives = squares.sum() - squares.diagonal(dim1=-2, dim2=-1).sum()
+    return negatives / (len(u) * group * (group - 1))
 
 
 @torch.no_grad()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
     from offsphere.record import RunFolder
+    from text.inputs import Rows
     from text.methods import DualEncoder, PairRegression
     from text.pairs import PairBatches, Task
     from text.reader import Reader
@@ -37,7 +38,7 @@ HUBNESS_K = 10
 SMALLEST_EIGENVALUE = 1e-9
 """Of the Fisher matrix, as a share of its largest; a direction below this holds no gradients."""
 
-Encode = Callable[[nn.Module, Tensor], Tensor]
+Encode = Callable[[nn.Module, "Rows"], Tensor]
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class Collected:
     """Empty for the collection that is trained on."""
     task: Task
     asked: list[str]
-    queries: Tensor
-    documents: Tensor
+    queries: Rows
+    documents: Rows
 
 
 class RetrievalEvaluator:
@@ -300,7 +301,7 @@ def _row_gradients(objective: Objective, left: Tensor, right: Tensor) -> tuple[T
 class SentenceEvaluator:
     """Correlation of the predicted with the given similarity; `outcomes` keeps both per pair."""
 
-    def __init__(self, left: Tensor, right: Tensor, score: Tensor, encode: Encode) -> None:
+    def __init__(self, left: Rows, right: Rows, score: Tensor, encode: Encode) -> None:
         self.left, self.right, self.score, self.encode = left, right, score, encode
         self.outcomes: dict[str, Tensor] = {}
 

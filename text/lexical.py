@@ -15,8 +15,7 @@ def bm25(queries: Sequence[str], documents: Sequence[str], depth: int) -> Rankin
         import bm25s
     except ImportError:
         raise ValueError(
-            "BM25 needs the package bm25s: pip install bm25s, which the extra does too: "
-            "pip install -e '.[text]'."
+            "BM25 needs the package bm25s, a dependency that is not installed: pip install bm25s."
         ) from None
     corpus = bm25s.tokenize(list(documents), stopwords="en", show_progress=False)
     index = bm25s.BM25(k1=1.5, b=0.75)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from offsphere.encoders.layers import TopLayers
 from offsphere.encoders.norm_interventions import penalised
 from offsphere.encoders.text import TextEncoder
 from offsphere.objective import Objective
@@ -44,7 +45,7 @@ def make_head(kind: str, width: int, hidden: int) -> nn.Module:
     return head
 
 
-def make_towers(encoder: TextEncoder, settings: TextSettings) -> nn.ModuleList:
+def make_towers(encoder: TextEncoder | TopLayers, settings: TextSettings) -> nn.ModuleList:
     """One tower, or two that start alike; of a frozen encoder only the heads."""
     head = make_head(settings.head, encoder.features_dim, settings.head_hidden)
     tower = head if settings.tune == "head" else nn.Sequential(encoder, head).train()

@@ -8,7 +8,7 @@ the step's own, takes its place.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,11 +17,13 @@ from torch.utils.data import Dataset
 
 from offsphere.emoji import hash_share
 from offsphere.training.streams import batch_indices, stream
+from text.captions import question_of
 from text.passages import Collection, Grades
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from text.inputs import Rows
     from text.settings import RetrievalSettings
 
 Pairs = Sequence[tuple[int, Sequence[int]]]
@@ -40,6 +42,9 @@ class Task:
     """What a query of a question set asks for."""
     idle: list[int]
     """Documents that are relevant to no query of any split."""
+    pool: list[str] = field(default_factory=list)
+    """Where a training pair is two of several interchangeable texts: those texts, which `train`
+    has by number. They are not among the documents."""
 
     @property
     def measured(self) -> list[int]:
@@ -48,7 +53,7 @@ class Task:
 
 
 def make_task(collection: Collection, kind: str, split: str, *, trained: bool = True) -> Task:
-    """The task `query` or `halves` on a collection, measured on one split."""
+    """The task `query` or `halves` on a collection, measured on one split; captions have one."""
     needed = ["train", split] if trained else [split]
     for name in needed:
         if not collection.relevant.get(name):
@@ -58,6 +63,8 @@ def make_task(collection: Collection, kind: str, split: str, *, trained: bool = 
                 f"needs (it has: {have}). In BEIR's layout they lie in qrels/: train.tsv, dev.tsv "
                 "(validation) and test.tsv."
             )
+    if collection.grouped:
+        return _captions_task(collection, split)
     used = {d for grades in collection.relevant.values() for r in grades.values() for d in r}
     idle = [d for d in range(len(collection.documents)) if d not in used]
     train, test = collection.relevant.get("train", {}), collection.relevant[split]
@@ -91,6 +98,28 @@ def _halves_task(collection: Collection, train: Grades, test: Grades, idle: list
         answers={},
         idle=idle,
     )
+
+
+def _captions_task(collection: Collection, split: str) -> Task:
+    """Training pairs are two captions of a picture; one caption of a measured picture asks.
+
+    The candidates are all other captions of the measured pictures. Those of the same picture are
+    all relevant, so that none of them counts as wrong.
+    """
+    queries, documents = [], []
+    test: Grades = {}
+    for picture, grades in sorted(collection.relevant[split].items()):
+        asks = question_of(collection.queries[picture].id, sorted(grades))
+        others = [d for d in sorted(grades) if d != asks]
+        test[len(queries)] = dict.fromkeys(range(len(documents), len(documents) + len(others)), 1)
+        queries.append(collection.documents[asks].text)
+        documents += [collection.documents[d].text for d in others]
+    pool: list[str] = []
+    train = []
+    for _, grades in sorted(collection.relevant.get("train", {}).items()):
+        train.append((len(train), tuple(range(len(pool), len(pool) + len(grades)))))
+        pool += [collection.documents[d].text for d in sorted(grades)]
+    return Task(queries, documents, train, test, {}, [], pool)
 
 
 def _documents_of(grades: Grades) -> set[int]:
@@ -128,11 +157,13 @@ def title_task(collection: Collection, left_out: Set[int] = frozenset()) -> Task
 class Stage:
     """Part of a training: inputs of both sides, the pairs, and each query's hard negatives."""
 
-    queries: Tensor
-    documents: Tensor
+    queries: Rows
+    documents: Rows
     pairs: Pairs
     hard: Sequence[Sequence[int]] | None = None
     """Per training pair, in the order of `pairs`: documents that are near but not relevant."""
+    grouped: bool = False
+    """Whether a pair's query is drawn as well, from the texts that its document is drawn from."""
 
 
 class PairBatches(Dataset):
@@ -151,6 +182,8 @@ class PairBatches(Dataset):
         first, stage = [item for item in self.stages if item[0] <= step][-1]
         rows, documents = choose_pairs(stage.pairs, self.settings, step - first)
         queries = torch.tensor([stage.pairs[row][0] for row in rows])
+        if stage.grouped:
+            queries = self._askers(stage, rows, documents, step - first)
         batch = {
             "query": self.trim(stage.queries[queries]),
             "document": self.trim(stage.documents[torch.tensor(documents)]),
@@ -160,6 +193,15 @@ class PairBatches(Dataset):
             if hard:
                 batch["hard"] = self.trim(stage.documents[torch.tensor(hard)])
         return batch
+
+    def _askers(self, stage: Stage, rows: list[int], documents: list[int], step: int) -> Tensor:
+        """For each document another text of its group."""
+        draw = stream(self.settings.seed, "query", step)
+        chosen = []
+        for row, document in zip(rows, documents, strict=True):
+            others = [d for d in stage.pairs[row][1] if d != document]
+            chosen.append(others[int(torch.randint(len(others), (), generator=draw))])
+        return torch.tensor(chosen)
 
     def _hard(self, stage: Stage, rows: list[int], step: int) -> list[int]:
         """So many per query, none twice and none that is relevant to a query of the batch."""

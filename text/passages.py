@@ -2,7 +2,8 @@
 
 `docstrings` is made on the spot from the source files of installed packages, which are parsed and
 not imported: the query is a docstring's first paragraph, the document the rest under the name of
-what it describes. `beir:FOLDER` reads corpus.jsonl, queries.jsonl and qrels/*.tsv.
+what it describes. `package:NAME` is one package that is only measured. `beir:FOLDER` reads
+corpus.jsonl, queries.jsonl and qrels/*.tsv, `captions:FOLDER` captions of pictures.
 Imports no torch.
 """
 
@@ -21,11 +22,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from offsphere.catalog import KNOWN, resolve
 from offsphere.emoji import cache_directory, hash_share, split_of
 from offsphere.names import unknown
 from offsphere.record import atomic_write
 
 SPLITS = ("train", "validation", "test")
+NAMED = tuple(name for name, known in KNOWN.items() if known.kind in ("beir", "captions"))
 QRELS = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"}
 VALIDATION_SHARE = 0.1
 """Share of a BEIR folder's training queries that validate, if it has no dev.tsv."""
@@ -79,6 +82,10 @@ class Collection:
     """What the collection was made from, such as package versions."""
     skipped: int = 0
     """Documents, queries and judgements that were left out as bad."""
+    grouped: bool = False
+    """Queries are pictures without a text, and the documents relevant to one are its captions."""
+    brief: bool = False
+    """One of many collections: only what compares collections is reported of it."""
 
     def describe(self) -> dict[str, object]:
         """Name, sizes and content hash, for a run's provenance."""
@@ -96,14 +103,23 @@ class Collection:
         }
 
 
-def load_collection(data: str, *, on_bad_sample: str = "error") -> Collection:
+def load_collection(
+    data: str, *, on_bad_sample: str = "error", data_root: str | None = None
+) -> Collection:
     """The collection that a flag such as docstrings or beir:FOLDER names."""
-    kind, _, rest = data.partition(":")
+    kind, _, rest = resolve(data, data_root).partition(":")
     if kind == "docstrings":
         return docstrings(tuple(rest.split(",")) if rest else PACKAGES)
+    if kind == "package" and rest:
+        return package(rest)
     if kind == "beir" and rest:
         return beir_folder(Path(rest).expanduser(), on_bad_sample=on_bad_sample)
-    raise unknown("data", data, ("docstrings", "docstrings:PACKAGE", "beir:FOLDER"))
+    if kind == "captions" and rest:
+        from text.captions import captions_folder
+
+        return captions_folder(Path(rest).expanduser(), on_bad_sample=on_bad_sample)
+    forms = ("docstrings", "docstrings:PACKAGE", "package:NAME", *NAMED)
+    raise unknown("data", data, (*forms, "beir:FOLDER", "captions:FOLDER"))
 
 
 @cache
@@ -119,7 +135,19 @@ def docstrings(packages: tuple[str, ...] = PACKAGES) -> Collection:
             relevant[split_of(summary)][len(queries)] = {number: 1}
             queries.append(Query(str(number), summary))
     source = ", ".join(f"{name} {v}" for name, v in versions.items())
-    return Collection("docstrings", tuple(documents), tuple(queries), relevant, source)
+    name = "docstrings" if packages == PACKAGES else "docstrings-" + "-".join(packages)
+    return Collection(name, tuple(documents), tuple(queries), relevant, source)
+
+
+def package(name: str) -> Collection:
+    """The docstrings of one package to measure on: a tenth of its queries validates."""
+    whole = docstrings((name,))
+    pairs = {q: g for grades in whole.relevant.values() for q, g in grades.items()}
+    relevant: dict[str, Grades] = {"validation": {}, "test": {}}
+    for q, grades in sorted(pairs.items()):
+        held = hash_share("held out " + whole.queries[q].text) < VALIDATION_SHARE
+        relevant["validation" if held else "test"][q] = grades
+    return Collection(name, whole.documents, whole.queries, relevant, whole.source, brief=True)
 
 
 def beir_folder(folder: Path, *, on_bad_sample: str = "error") -> Collection:

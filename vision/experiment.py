@@ -59,6 +59,7 @@ def load_splits(settings: VisionSettings) -> Splits:
             image_size=settings.image_size,
             download=settings.download,
             root=None if settings.root is None else Path(settings.root),
+            data_root=settings.data_root,
             on_bad_sample=settings.on_bad_sample,
             limit=limit,
         )

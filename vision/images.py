@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 import torch
 
+from offsphere.catalog import KNOWN, resolve
 from offsphere.emoji import (
     cache_directory,
     emoji_pictures,
@@ -73,7 +74,8 @@ TORCHVISION_FILES = {
     "mnist": "MNIST/raw/ with the four idx-ubyte files",
     "fashion-mnist": "FashionMNIST/raw/ with the four idx-ubyte files",
 }
-DATA_NAMES = (*EMOJI_STYLES, *TORCHVISION_FILES, "folder:PATH", "wds:PATTERN")
+NAMED = tuple(name for name in KNOWN if name.startswith(("cifar10", "tinyimagenet32")))
+DATA_NAMES = (*EMOJI_STYLES, *TORCHVISION_FILES, *NAMED, "folder:PATH", "wds:PATTERN")
 FOLDER_SPLITS = {
     "train": ("train",),
     "validation": ("val", "valid", "validation"),
@@ -164,6 +166,7 @@ def load_images(
     image_size: int | None = None,
     download: bool = False,
     root: Path | None = None,
+    data_root: str | None = None,
     on_bad_sample: str = "error",
     limit: int | None = None,
     seed: int = 0,
@@ -181,7 +184,7 @@ def load_images(
     if limit is not None and limit < 2:
         raise ValueError(f"limit must be at least 2 images, got {limit}.")
     bad = BadSamples(on_bad_sample)
-    kind, _, rest = data.partition(":")
+    kind, _, rest = resolve(data, data_root).partition(":")
     if kind in EMOJI_STYLES:
         images = _load_emoji(data, split, image_size or EMOJI_NATIVE_SIZE)
     elif data in TORCHVISION_FILES:

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from offsphere.config import where
+from offsphere.catalog import KNOWN
+from offsphere.config import data_name, where
 from offsphere.training.settings import TrainSettings, check_setting
 
 COLUMNS = (  # of the table that closes a run
@@ -21,11 +22,12 @@ COLUMNS = (  # of the table that closes a run
 
 @dataclass(frozen=True)
 class VisionSettings(TrainSettings):
-    data: str = "emoji:subgroup"
-    """emoji, emoji:subgroup, openmoji, a torchvision set (cifar10), folder:PATH or wds:PATTERN."""
-    data_test: str | None = None
+    data: str = data_name("emoji:subgroup")
+    """emoji, emoji:subgroup, openmoji, a torchvision set (cifar10), a name below --data-root
+    (cifar10-shards, tinyimagenet32), folder:PATH or wds:PATTERN."""
+    data_test: str | None = data_name(None)
     """Test data if `data` is a wds: pattern without a test split of its own."""
-    data_ood: str | None = None
+    data_ood: str | None = data_name(None)
     """A second data set, for the norm as out-of-distribution score."""
     limit: int | None = None
     """Train on this many images, chosen by the seed 0 whatever the run's seed."""
@@ -95,6 +97,8 @@ class VisionSettings(TrainSettings):
             check_setting(self, name, "a probability", 0 <= getattr(self, name) <= 1)
         check_setting(self, "cut_init", "above 0", 0 < self.cut_init < math.inf)
         check_setting(self, "grad_scale", "a finite number", math.isfinite(self.grad_scale))
+        if self.data in KNOWN and self.eval_split == "test" and self.data_test is None:
+            object.__setattr__(self, "data_test", KNOWN[self.data].test)
         if self.data.startswith("wds:") and self.eval_split == "test" and self.data_test is None:
             raise ValueError(
                 f"--data={self.data} has no test split of its own: give --data-test=wds:..., or "

@@ -29,6 +29,11 @@ class Config(VisionSettings):
         check_setting(self, "momentum", "between 0 and 1", 0 <= self.momentum <= 1)
         good = self.norm == "group" or self.key_groups >= 1  # without batch-norm it is not used
         check_setting(self, "key_groups", "at least 1", good)
+        if self.negatives is not None:
+            raise ValueError(
+                f"--negatives={self.negatives} divides a batch into groups, but MoCo's negatives "
+                "come from its queue: change --queue-size."
+            )
         if self.queue_size <= self.batch_size:
             raise ValueError(
                 f"--queue-size={self.queue_size} must be above --batch-size={self.batch_size}: "

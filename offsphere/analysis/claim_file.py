@@ -101,8 +101,8 @@ def load_claims(path: str | Path) -> list[Claim]:
     """The claims of a file, checked."""
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(content, list) or not content:
         raise ValueError(f"{path}: expected a list of claims, each starting with '- id: ...'.")
     claims, heading = [], None

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offsphere.analysis.claim_file import KINDS, Claim, load_claims, untrained_twin
-from offsphere.analysis.exact import EXACT, recorded, run_tests
+from offsphere.analysis.exact import EXACT, run_tests
+from offsphere.analysis.foreign import check_may_run, read_exact
 from offsphere.analysis.gates import failed_gate
 from offsphere.analysis.measuring import (
     Examples,
@@ -39,11 +40,12 @@ from offsphere.analysis.tables import NO_FLOOR, AtFloor, at_floor, examples_by_r
 from offsphere.analysis.tasks import outcomes_of
 from offsphere.analysis.verdicts import claim_p, verdict
 from offsphere.config import parse
+from offsphere.share import CONFIGS
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ROOT = Path(__file__).resolve().parents[2]
+OWN = CONFIGS / "claims.yaml"
 ALPHA = 0.05
 THEORY = "theory"
 """The study whose runs draw what claims are about."""
@@ -76,12 +78,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class BoardSettings:
-    claims: str = str(ROOT / "configs" / "claims.yaml")
+    claims: str = str(OWN)
     """The file of claims."""
     results: str = "results"
     """Where the studies' folders are."""
     run_tests: bool = False
     """Run the tests of the exact claims and record their outcome in results/exact.json."""
+    foreign_tests: bool = False
+    """Let --run-tests run the tests, which are programs, of somebody else's file of claims."""
     json: bool = False
     """Print JSON instead of lines."""
 
@@ -89,7 +93,7 @@ class BoardSettings:
 def evaluate_claims(claims: Sequence[Claim], results_root: str | Path) -> list[Verdict]:
     """The verdict on every claim, in the order given."""
     root = Path(results_root)
-    known = recorded(root / EXACT)
+    known = read_exact(root / EXACT)
     studies: dict[str, tuple[pd.DataFrame, Examples]] = {}
     lines = []
     for claim in claims:
@@ -154,6 +158,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         claims = load_claims(settings.claims)
         if settings.run_tests:
+            if not settings.foreign_tests:
+                tests = {node for claim in claims for node in claim.tests}
+                check_may_run(settings.claims, OWN, tests)
             run_tests(claims, settings.results)
         elif not Path(settings.results).is_dir():
             raise ValueError(

@@ -5,7 +5,6 @@ A study falls into panels, one per part and script: what is compared stands in o
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import yaml
 
+from offsphere.analysis.foreign import check_seeds, read_json, text_in, tuning_choices
 from offsphere.analysis.panels import (
     Measure,
     Panel,
@@ -37,6 +37,7 @@ from offsphere.analysis.tables import (
     runs_table,
 )
 from offsphere.analysis.tasks import outcomes_of
+from offsphere.share import CONFIGS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 MADE_WITH = {"offsphere": "offsphere", "python": "Python", "platform": "Platform", "cpu": "CPU"}
 TOLD_BY_THE_TASK = ("task ", "direction ")
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,7 @@ def read_study(folder: str | Path, claimed: Sequence[str] = ()) -> Study:
             raise ValueError(
                 f"The runs of {folder} have no {column!r}: the table is not one of a study."
             )
+    check_seeds(runs.to_dict(orient="records"), str(folder))
     about = study_file(folder)
     if "eval_split" in runs.columns:
         runs = runs.loc[[text_of(x) != "validation" for x in runs["eval_split"]]]
@@ -127,7 +128,7 @@ def read_study(folder: str | Path, claimed: Sequence[str] = ()) -> Study:
         runs=len(once),
         finished=sum(status == "finished" for status in once["status"]),
         unfinished=_unfinished(once),
-        tuning=_json(folder / "tuning.json").get("choices", []),
+        tuning=tuning_choices(folder / "tuning.json"),
         provenance=provenance_of(once),
         hours=float(np.nansum(seconds)) / 3600,
         pictures=pictures,
@@ -136,10 +137,10 @@ def read_study(folder: str | Path, claimed: Sequence[str] = ()) -> Study:
 
 def study_file(folder: Path) -> dict[str, Any]:
     """`describe` and `metric`, as recorded with the study or else from its file in configs."""
-    recorded = _json(folder / "plan.json")
-    if recorded:
-        return recorded
-    file = ROOT / "configs" / "studies" / f"{folder.name.removesuffix('_smoke')}.yaml"
+    file = folder / "plan.json"
+    if recorded := read_json(file):
+        return {key: text_in(recorded, key, file) for key in ("describe", "metric")}
+    file = CONFIGS / "studies" / f"{folder.name.removesuffix('_smoke')}.yaml"
     found = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else {}
     return found if isinstance(found, dict) else {}
 
@@ -290,11 +291,3 @@ def _spell_data(about: Any) -> str:
     if not isinstance(about, dict):
         return text_of(about)
     return ", ".join(f"{key} {text_of(value)}" for key, value in about.items() if value)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-    return found if isinstance(found, dict) else {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 from offsphere.analysis.claim_file import Claim
@@ -24,7 +22,13 @@ EXACT = "exact.json"
 def run_tests(claims: Sequence[Claim], results_root: str | Path) -> None:
     """Run the tests of the exact claims and record how each claim fared."""
     exact = [claim for claim in claims if claim.kind == "exact"]
-    wanted = sorted({node for claim in exact for node in claim.tests if names_a_test(node)})
+    named = {node for claim in exact for node in claim.tests}
+    wanted = sorted(node for node in named if names_a_test(node))
+    if named and not wanted:
+        raise ValueError(
+            f"None of the {len(named)} tests is in {ROOT}: they are part of the repository, not of "
+            "the installed package. Use a checkout with `pip install -e .`."
+        )
     outcomes = _pytest(wanted) if wanted else {}
     now = datetime.now(UTC).isoformat(timespec="seconds")
     record = {}
@@ -59,15 +63,6 @@ def names_a_test(node: str) -> bool:
             return False
         scope = found.body
     return True
-
-
-def recorded(path: Path) -> dict[str, Any]:
-    """How each exact claim fared when its tests last ran."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}. Run offsphere claims --run-tests.") from None
-    return content if isinstance(content, dict) else {}
 
 
 def _pytest(nodes: Sequence[str]) -> dict[str, bool]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from offsphere.analysis.claim_file import Claim
+from offsphere.analysis.foreign import is_number
 from offsphere.analysis.stats import Estimate, contrast, correlation, crossed
 from offsphere.analysis.tasks import outcomes_of
 
@@ -149,7 +150,10 @@ def equals(series: pd.Series, value: Any) -> np.ndarray:
 
 def numbers(runs: pd.DataFrame, name: str) -> Array:
     """A column as floats, missing as NaN."""
-    return column_of(runs, name).to_numpy(dtype=float, na_value=np.nan)
+    column = column_of(runs, name)
+    if not all(is_number(value) for value in column.dropna()):
+        raise Unmatched(f"the column {name!r} holds no numbers")
+    return column.to_numpy(dtype=float, na_value=np.nan)
 
 
 def steps_of(claim: Claim, runs: pd.DataFrame) -> tuple[int, int] | None:
@@ -168,6 +172,8 @@ def _keys(claim: Claim, rows: pd.DataFrame) -> list[Key]:
 def _values(claim: Claim, rows: pd.DataFrame) -> dict[Key, float]:
     """The metric per pairing key; a key with two runs is an error that names what differs."""
     rows = rows.drop_duplicates("run")
+    if (gaps := [c for c in claim.by if column_of(rows, c).isna().any()]) and len(rows):
+        raise Unmatched(f"a run has no {gaps[0]!r}, by which runs are paired")
     keys = _keys(claim, rows)
     if doubled := sorted({key for key in keys if keys.count(key) > 1}):
         twins = rows.loc[[key == doubled[0] for key in keys]]

@@ -73,6 +73,7 @@ WIDE_RANGE = 8.0
 """Norms whose largest is more than this many times their smallest get logarithmic bins."""
 SCORED = re.compile(r"^(test/.+)_scored_(.+)$|^(test/knn_embedding)_(cosine|dot)$")
 ALONG = ("batch_size", "temperature", "variance_weight")
+LONGEST_NAME = 80
 
 
 class Measure(NamedTuple):
@@ -594,7 +595,7 @@ def file_name(panel: Panel, place: int) -> str:
 
 def plain_name(name: str) -> str:
     """A text as the name of a file or a folder, in which no sign leads elsewhere."""
-    return "".join(sign if sign.isalnum() or sign in "-_" else "_" for sign in name)
+    return "".join(sign if sign.isalnum() or sign in "-_" else "_" for sign in name)[:LONGEST_NAME]
 
 
 def is_norm(outcome: str) -> bool:

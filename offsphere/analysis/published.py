@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offsphere.names import unknown
+from offsphere.share import PUBLISHED
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FOLDER = Path(__file__).resolve().parents[2] / "results" / "published"
 # Every column that is not named here is text, and its missing value is the empty string.
 NUMBERS: dict[Hashable, str] = {
     "value": "float64",
@@ -32,11 +31,11 @@ NUMBERS: dict[Hashable, str] = {
 
 def names() -> list[str]:
     """The names that `published` accepts, one per table, in alphabetical order."""
-    found = sorted(path.stem for path in FOLDER.glob("*.csv"))
+    found = sorted(path.stem for path in PUBLISHED.glob("*.csv"))
     if not found:
         raise FileNotFoundError(
-            f"Expected the published tables (*.csv) in {FOLDER}, found none: they are part of the "
-            "repository, not of the installed package. Use a checkout with `pip install -e .`."
+            f"Expected the published tables (*.csv) in {PUBLISHED}, found none: the installation "
+            "is damaged. Install offsphere again."
         )
     return found
 
@@ -48,7 +47,7 @@ def published(name: str) -> pd.DataFrame:
     if name not in (known := names()):
         raise unknown("published table", name, known)
     return pd.read_csv(
-        FOLDER / f"{name}.csv",
+        PUBLISHED / f"{name}.csv",
         dtype=defaultdict(lambda: "str", NUMBERS),
         keep_default_na=False,
         na_values={column: [""] for column in NUMBERS},

@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING
 
 from offsphere.analysis.claim_file import Claim, load_claims
 from offsphere.analysis.claims import evaluate_claims
-from offsphere.analysis.digest import ROOT, Study, compare_with_cosine, read_study
+from offsphere.analysis.digest import Study, compare_with_cosine, read_study
 from offsphere.analysis.panels import Panel, file_name, steps_text
 from offsphere.analysis.tables import RUNS, export, run_folders
 from offsphere.record import atomic_write
+from offsphere.share import CONFIGS
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PAGE = "report.html"
-CLAIMS = ROOT / "configs" / "claims.yaml"
+CLAIMS = CONFIGS / "claims.yaml"
 FORMS = {"csv": "csv", "markdown": "md", "latex": "tex"}
 
 
@@ -165,3 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--date", help="the date on the page; default: today")
     parser.add_argument("--no-figures", action="store_true", help="only the page and the tables")
     return parser
+
+
+if __name__ == "__main__":
+    main()

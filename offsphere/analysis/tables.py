@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import yaml
 
+from offsphere.analysis.foreign import check_curve, check_row
 from offsphere.analysis.stats import estimate
 from offsphere.names import unknown
 from offsphere.record import RunFolder, atomic_write
@@ -100,8 +101,9 @@ def run_row(path: str | Path) -> dict[str, Any]:
     run = RunFolder(path)
     try:
         settings = yaml.safe_load((run.path / "config.yaml").read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{run.path / 'config.yaml'} is damaged: {error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{run.path / 'config.yaml'} is damaged: {reason}") from None
     if not isinstance(settings, dict):
         raise ValueError(f"{run.path / 'config.yaml'} holds no settings.")
     metrics, origin = run.metrics(), run.provenance()
@@ -116,7 +118,9 @@ def run_row(path: str | Path) -> dict[str, Any]:
     }
     measured = {name: value for name, value in metrics.items() if name not in LEFT_OUT}
     made_with = {f"run/{name}": origin.get(name) for name in ORIGIN if origin.get(name)}
-    return facts | settings | measured | made_with
+    row = facts | settings | measured | made_with
+    check_row(row, str(run.path))
+    return row
 
 
 def write_runs(table: pd.DataFrame, path: str | Path) -> None:
@@ -151,7 +155,10 @@ def stored_rows(path: Path) -> list[dict[str, Any]]:
                 f"{path}, row {number} has {len(line)} cells, the head {len(head)}: it was cut or "
                 "edited."
             )
-    return [dict(zip(head, map(_read_cell, line), strict=True)) for line in body]
+    rows = [dict(zip(head, map(_read_cell, line), strict=True)) for line in body]
+    for number, row in enumerate(rows, 2):
+        check_row(row, f"{path}, row {number}")
+    return rows
 
 
 def table_of(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -173,6 +180,8 @@ def curves_table(folder: str | Path) -> pd.DataFrame:
     folders = run_folders(folder)
     fresh = {path.name for path in folders}
     rows = [tuple(row.values()) for row in stored_rows(Path(folder) / CURVES)]
+    for row in rows:
+        check_curve(row, str(Path(folder) / CURVES))
     rows = [row for row in rows if row[0] not in fresh]
     for path in folders:
         for step in RunFolder(path).steps():
@@ -200,8 +209,6 @@ def examples_table(folder: str | Path) -> pd.DataFrame:
 
     Norms are rounded to `NORM_BITS`: all digits of them would be most of the file.
     """
-    from safetensors.numpy import load_file
-
     folders = [p for p in run_folders(folder) if (p / "examples.safetensors").exists()]
     fresh = [path.name for path in folders]
     parts = []
@@ -209,32 +216,44 @@ def examples_table(folder: str | Path) -> pd.DataFrame:
         stored = read_examples(Path(folder) / EXAMPLES)
         parts.append(stored[~stored["run"].isin(fresh)])
     for path in folders:
-        for name, vector in sorted(load_file(path / "examples.safetensors").items()):
-            if vector.ndim == 1:
-                parts.append(_examples_part(path.name, name, vector))
+        for name, vector in run_vectors(path).items():
+            parts.append(_examples_part(path.name, name, vector))
     return joined(parts or [_examples_part("", "", np.zeros(0))])
+
+
+def run_vectors(
+    path: Path, wanted: Callable[[str], bool] = lambda name: True
+) -> dict[str, Float[Array, " n"]]:
+    """The per-example vectors of a run's folder that are wanted, by name."""
+    from safetensors import SafetensorError, safe_open
+
+    file = path / "examples.safetensors"
+    try:
+        with safe_open(file, framework="numpy") as content:
+            found = {
+                name: content.get_tensor(name) for name in sorted(content.keys()) if wanted(name)
+            }
+    except (SafetensorError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{file} is damaged: {error}. Make the run again (--no-resume), or remove the file."
+        ) from None
+    return {name: vector for name, vector in found.items() if vector.ndim == 1}
 
 
 def examples_by_run(folder: str | Path, keep: Callable[[str], bool]) -> dict[str, dict[str, Array]]:
     """Per run its per-example vectors whose names are to be kept, with the digits of a table."""
-    from safetensors import safe_open
-
     found: dict[str, dict[str, Array]] = {}
     if (Path(folder) / EXAMPLES).exists():
         table = read_examples(Path(folder) / EXAMPLES)
-        table = table[
-            table["outcome"].isin(list(filter(keep, map(str, table["outcome"].unique()))))
-        ]
+        kept = [name for name in map(str, table["outcome"].unique()) if keep(name)]
+        table = table[table["outcome"].isin(kept)]
         for key, values in table.groupby(["run", "outcome"], observed=True)["value"]:
             run, outcome = (str(part) for part in key)  # pyright: ignore[reportGeneralTypeIssues]
             found.setdefault(run, {})[outcome] = values.to_numpy(float)
     for path in run_folders(folder):
         if (path / "examples.safetensors").exists():
-            with safe_open(path / "examples.safetensors", framework="numpy") as file:
-                found[path.name] = {
-                    name: as_stored(name, file.get_tensor(name))
-                    for name in filter(keep, sorted(file.keys()))
-                }
+            vectors = run_vectors(path, keep)
+            found[path.name] = {name: as_stored(name, x) for name, x in vectors.items()}
     return found
 
 
@@ -271,7 +290,13 @@ def read_examples(path: str | Path) -> pd.DataFrame:
     import pandas as pd
 
     _need_pyarrow()
-    return pd.read_parquet(path, engine="pyarrow")
+    try:
+        table = pd.read_parquet(path, engine="pyarrow")
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path} is damaged: {' '.join(str(error).split())}") from None
+    if missing := {"run", "outcome", "example", "value"} - set(table.columns):
+        raise ValueError(f"{path} lacks {', '.join(sorted(missing))}: it is no table of outcomes.")
+    return table
 
 
 def outcome_matrix(
@@ -435,7 +460,7 @@ def _read_cell(text: str) -> Any:
         return text
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from offsphere.encoders.static import StaticEncoder
 from offsphere.encoders.store import Store, cache_folder
 from offsphere.names import unknown
 
@@ -78,7 +79,13 @@ class ScratchEncoder(nn.Module):
     padding = 0
 
     def __init__(
-        self, *, width: int = 128, layers: int = 2, heads: int = 4, max_length: int = 128
+        self,
+        *,
+        width: int = 128,
+        layers: int = 2,
+        heads: int = 4,
+        max_length: int = 128,
+        final_norm: bool = True,
     ) -> None:
         super().__init__()
         if width % heads:
@@ -90,8 +97,9 @@ class ScratchEncoder(nn.Module):
             width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True,
             norm_first=True,
         )  # fmt: skip
+        norm = nn.LayerNorm(width) if final_norm else None  # it holds every token's norm fixed
         self.transformer = nn.TransformerEncoder(
-            layer, layers, norm=nn.LayerNorm(width), enable_nested_tensor=False
+            layer, layers, norm=norm, enable_nested_tensor=False
         )
         nn.init.normal_(self.embedding.weight, std=0.02)
         with torch.no_grad():
@@ -118,7 +126,7 @@ class ScratchEncoder(nn.Module):
         return mean_pool(self.transformer(x, src_key_padding_mask=~mask), mask)
 
 
-TextEncoder = HuggingFaceEncoder | ScratchEncoder
+TextEncoder = HuggingFaceEncoder | ScratchEncoder | StaticEncoder
 
 
 def mean_pool(hidden: Float[Tensor, "n t d"], mask: Bool[Tensor, "n t"]) -> Float[Tensor, "n d"]:
@@ -156,28 +164,36 @@ def hugging_face_encoder(name: str, pooling: str = "auto") -> HuggingFaceEncoder
     return HuggingFaceEncoder(backbone, tokenizer, _pooling(folder, modules, pooling))
 
 
-@torch.no_grad()
-def encode(module: nn.Module, inputs: Tensor, *, padding: int | None = None) -> Tensor:
+def encode(
+    module: nn.Module, inputs: Tensor, *, padding: int | None = None, chunk: int = CHUNK
+) -> Tensor:
     """Raw vectors of all rows in evaluation mode, on the CPU, a chunk at a time.
 
     Rows of token numbers (`padding` is given) go in order of their length, so that little padding
     is computed; features (no `padding`) go as they come.
     """
-    parameter = next(module.parameters(), None)
-    device = inputs.device if parameter is None else parameter.device
     if padding is None:
-        order, chunk = torch.arange(len(inputs)), 4096
-    else:
-        order, chunk = (inputs != padding).sum(1).argsort(stable=True), CHUNK
+        return encode_rows(module, torch.arange(len(inputs)).split(4096), lambda rows: inputs[rows])
+    order = (inputs != padding).sum(1).argsort(stable=True)
+    return encode_rows(module, order.split(chunk), lambda rows: trimmed(inputs[rows], padding))
+
+
+@torch.no_grad()
+def encode_rows(
+    module: nn.Module, chunks: Sequence[Tensor], part: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Raw vectors, in the order of the rows' numbers, of chunks of rows that `part` gives."""
+    parameter = next(module.parameters(), None)
     training = module.training
     module.eval()
     parts = []
-    for rows in order.split(chunk):
-        part = inputs[rows] if padding is None else trimmed(inputs[rows], padding)
-        parts.append(module(part.to(device)).float().cpu())
+    for rows in chunks:
+        inputs = part(rows)
+        device = inputs.device if parameter is None else parameter.device
+        parts.append(module(inputs.to(device)).float().cpu())
     module.train(training)
     found = torch.cat(parts)
-    return torch.empty_like(found).index_copy_(0, order, found)
+    return torch.empty_like(found).index_copy_(0, torch.cat(list(chunks)), found)
 
 
 def trimmed(tokens: Int[Tensor, "n t"], padding: int) -> Int[Tensor, "n s"]:
@@ -199,7 +215,7 @@ def cached_features(
         print(f"Encoding {len(tokens):,} texts once; their features are cached.", flush=True)
         return {"features": encode(encoder.to(device), tokens, padding=encoder.padding)}
 
-    facts = [weights_hash(encoder), getattr(encoder, "pooling", "mean"), _tokens_hash(tokens)]
+    facts = [weights_hash(encoder), getattr(encoder, "pooling", "mean"), tokens_hash(tokens)]
     return Store(cache_folder()).get(facts, make)["features"]
 
 
@@ -212,7 +228,8 @@ def weights_hash(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _tokens_hash(tokens: Tensor) -> str:
+def tokens_hash(tokens: Tensor) -> str:
+    """Twenty-four hexadecimal digits of token numbers."""
     digest = hashlib.blake2b(str(tuple(tokens.shape)).encode(), digest_size=12)
     digest.update(_bytes(tokens))
     return digest.hexdigest()

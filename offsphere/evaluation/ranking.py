@@ -121,8 +121,8 @@ def _trec_eval():
         import pytrec_eval
     except ImportError:
         raise ValueError(
-            "Retrieval metrics need the package pytrec-eval-terrier: "
-            "pip install pytrec-eval-terrier, which the extra does too: pip install -e '.[text]'."
+            "Retrieval metrics need the package pytrec-eval-terrier, a dependency that is not "
+            "installed: pip install pytrec-eval-terrier."
         ) from None
 
     def evaluate(truth, run, measures) -> dict[str, dict[str, float]]:

@@ -15,12 +15,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offsphere.config import command
+from offsphere.needs import lacking, refuse_commands, refuse_missing
 from offsphere.record import write_json
 from offsphere.study.display import Display, duration
 from offsphere.study.estimate import estimate
 from offsphere.study.execution import Engine, execute
 from offsphere.study.made import made_elsewhere, metrics_of, rows_only, state_of, take_over
-from offsphere.study.plan import Run, Scripts, Settings, Study, load_study, main_runs, pilot_runs
+from offsphere.study.plan import (
+    Run,
+    Scripts,
+    Settings,
+    Study,
+    equipped,
+    load_study,
+    main_runs,
+    pilot_runs,
+)
 from offsphere.study.tables import write_all, write_runs_of
 from offsphere.study.tuning import Choice, choice_for, choices_of, tuning_record
 
@@ -49,6 +59,7 @@ def study_command(argv: Sequence[str], scripts: Scripts) -> int:
     try:
         if args.dry_run:
             return _dry_run(study, scripts, args)
+        _refuse_unready(study, scripts, args)
         with _locked(Path(args.out) / study.name), _stop_signals() as stops_asked:
             code = _run_study(study, scripts, args, stops_asked)
     except (ValueError, OSError) as error:
@@ -78,8 +89,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", default="results", help="where the study's folder goes")
     reuse = "take finished runs of the same settings from other studies in --out"
     parser.add_argument("--reuse", action="store_true", help=reuse)
+    add_machine_flags(parser)
     parser.add_argument("--retry-failed", action="store_true", help="try failed runs once more")
     return parser
+
+
+def add_machine_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that say what runs find and may do on this machine."""
+    parser.add_argument("--data-root", help="where data with a name lie; default: OFFSPHERE_DATA")
+    allow = "let wds:pipe: data run the commands that they are"
+    parser.add_argument("--allow-pipe", action="store_true", help=allow)
 
 
 def positive(text: str) -> int:
@@ -132,17 +151,31 @@ def _run_study(
             return _stage(title, tally, engine, stops_asked, study.metric)
 
         choices: list[Choice] = []
-        if pilots := pilot_runs(study, scripts, args.out):
+        if pilots := _here(pilot_runs(study, scripts, args.out), args):
             stage(f"{study.name}, pilots", pilots)
             if stops_asked():
                 return 1
             choices = choices_of(study, scripts, args.out)
             write_json(folder / "tuning.json", tuning_record(choices))
         runs = main_runs(study, scripts, args.out, lambda _, point: choice_for(choices, point))
+        runs = _here(runs, args)
         write_json(folder / "plan.json", _plan_record(study, runs))
         failed = stage(study.name, runs)
     write_all(folder, runs)
     return 1 if stops_asked() else _closing(folder, runs, failed, choices)
+
+
+def _here(runs: list[Run], args: argparse.Namespace) -> list[Run]:
+    return equipped(runs, data_root=args.data_root, allow_pipe=args.allow_pipe)
+
+
+def _refuse_unready(study: Study, scripts: Scripts, args: argparse.Namespace) -> None:
+    """Before anything is written: are the data of what is to be done there, and harmless?"""
+    plan = _plan(study, scripts, args)
+    refuse_commands(
+        [run.config for run in plan.to_do], allowed=args.allow_pipe, flag="--allow-pipe"
+    )
+    refuse_missing(run.config for run in plan.to_do)
 
 
 def _engine(study: Study, scripts: Scripts, args: argparse.Namespace) -> Engine:
@@ -215,8 +248,23 @@ def _closing(folder: Path, runs: list[Run], failed: list[Run], choices: list[Cho
     return 1 if failed or untuned else 0
 
 
-def _dry_run(study: Study, scripts: Scripts, args: argparse.Namespace) -> int:
-    """Print every run's command, how many there are, and how long they may take."""
+class Plan(NamedTuple):
+    """Every run of a study as far as it can be told before its pilots have run."""
+
+    pilots: list[Run]
+    runs: list[Run]
+    taken: set[Path]
+    """Those that --reuse takes from another study."""
+    undecided: int
+    """Points that still stand for what pilots will choose."""
+    tally: Tally
+
+    @property
+    def to_do(self) -> list[Run]:
+        return self.tally.to_do
+
+
+def _plan(study: Study, scripts: Scripts, args: argparse.Namespace) -> Plan:
     choices = choices_of(study, scripts, args.out)
     undecided = 0
 
@@ -226,20 +274,25 @@ def _dry_run(study: Study, scripts: Scripts, args: argparse.Namespace) -> int:
         undecided += chosen is None
         return tune.candidates[0] if chosen is None else chosen
 
-    pilots = pilot_runs(study, scripts, args.out)
-    runs = main_runs(study, scripts, args.out, choose)
-    if study.describe:
-        print(study.describe)
+    pilots = _here(pilot_runs(study, scripts, args.out), args)
+    runs = _here(main_runs(study, scripts, args.out, choose), args)
     planned = [*pilots, *runs]
     taken = {run.path for run in planned if args.reuse and made_elsewhere(run, args.out)}
-    for run in planned:
+    left = [run for run in planned if run.path not in taken]
+    return Plan(pilots, runs, taken, undecided, _tally(left, retry_failed=args.retry_failed))
+
+
+def _dry_run(study: Study, scripts: Scripts, args: argparse.Namespace) -> int:
+    """Print every run's command, how many there are, how long they may take, what they lack."""
+    pilots, runs, taken, undecided, tally = _plan(study, scripts, args)
+    if study.describe:
+        print(study.describe)
+    for run in [*pilots, *runs]:
         labels = "; ".join(", ".join(f"{k} {v}" for k, v in one.items()) for one in run.labels)
         state = "taken from another study" if run.path in taken else state_of(run.path)
         print(f"{state}: {labels + ': ' if labels else ''}{command(run.script.path, run.config)}")
     if undecided:
         print(f"{undecided} of the settings above stand for what the pilot runs will choose.")
-    left = [run for run in planned if run.path not in taken]
-    tally = _tally(left, retry_failed=args.retry_failed)
     first = f"{len(pilots)} pilot runs and " if pilots else ""
     others = f"{len(taken)} taken from other studies, " if taken else ""
     print(
@@ -257,6 +310,8 @@ def _dry_run(study: Study, scripts: Scripts, args: argparse.Namespace) -> int:
                 f"{name}: {len(of_script)} to do, about {duration(seconds / workers)} with "
                 f"{workers} at a time (from {basis} finished runs)."
             )
+    for lack in lacking(run.config for run in tally.to_do):
+        print(f"needs: {lack}")
     return 0
 
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+from offsphere.command import Stopped
 from offsphere.record import RunFolder, open_run
 from offsphere.study.plan import Run
-from offsphere.training.script import Stopped
 
 ATTEMPTS = 2
 OUTPUT = "output.txt"

@@ -33,8 +33,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from offsphere.config import from_dict, run_name
+from offsphere.config import from_dict
 from offsphere.names import unknown
+from offsphere.record import run_path
 
 PART_KEYS = ("script", "fixed", "grid", "seeds", "arms", "tune", "smoke")
 STUDY_KEYS = ("describe", "metric", *PART_KEYS, "parts")
@@ -47,6 +48,8 @@ RESERVED = {
     "out": "use the flag --out",
     "resume": "a study always goes on",
     "progress": "a study shows its own",
+    "data_root": "use the flag --data-root or OFFSPHERE_DATA",
+    "allow_pipe": "only the flag --allow-pipe permits commands",
 }
 Settings = dict[str, Any]
 
@@ -77,7 +80,8 @@ class Run:
     @property
     def path(self) -> Path:
         """The run's folder."""
-        return Path(self.config.out) / self.config.study / run_name(self.config)
+        out, study = self.config.out, self.config.study
+        return run_path(self.config, script=self.name, out=out, study=study)
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,17 @@ def main_runs(
     # By seed: a study that is cut has all its cells for the first seeds.
     found.sort(key=lambda run: _seed_rank(study, run[0]))
     return _merge(found, scripts, out, study.name)
+
+
+def equipped(runs: Iterable[Run], *, data_root: str | None, allow_pipe: bool) -> list[Run]:
+    """The runs with what the command line says about this machine; their names stay."""
+    said = {"data_root": data_root, "allow_pipe": allow_pipe}
+    return [replace(run, config=_with(run.config, said)) for run in runs]
+
+
+def _with(config: Any, said: Settings) -> Any:
+    known = {field.name for field in fields(config)}
+    return replace(config, **{name: value for name, value in said.items() if name in known})
 
 
 def pilot_runs(study: Study, scripts: Scripts, out: str) -> list[Run]:

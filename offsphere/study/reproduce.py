@@ -20,16 +20,19 @@ from typing import Any
 
 from offsphere.config import command, from_dict, run_name
 from offsphere.names import unknown
+from offsphere.needs import refuse_commands, refuse_missing
 from offsphere.record import RunFolder
-from offsphere.study.command import positive
+from offsphere.study.command import add_machine_flags, positive
 from offsphere.study.display import Display
 from offsphere.study.execution import execute
 from offsphere.study.local import LocalEngine
-from offsphere.study.plan import Run, Scripts
+from offsphere.study.plan import Run, Scripts, equipped
 from offsphere.study.tables import RUNS
 
 # How a row was made, not what came out of it.
 NOT_COMPARED = "run/"
+# Of where and how a run runs, what adds columns to its row.
+MEASURED = ("similarities", "reader", "reader_passages")
 MADE_WITH = ("cpu", "python", "versions", "data")
 
 
@@ -38,7 +41,14 @@ def main(argv: Sequence[str], scripts: Scripts) -> None:
     args = _parser().parse_args(argv)
     try:
         rows = _chosen(Path(args.study), args.run, args.rows, args.pick)
-        runs = [_run(row, scripts, args.out) for row in rows]
+        out = Path(args.out)
+        runs = [_run(row, scripts, out, Path(args.study).resolve().name) for row in rows]
+        runs = equipped(runs, data_root=args.data_root, allow_pipe=args.allow_pipe)
+        for run in runs:
+            print(command(run.script.path, run.config))
+        configs = [run.config for run in runs if RunFolder(run.path).state != "finished"]
+        refuse_commands(configs, allowed=args.allow_pipe, flag="--allow-pipe")
+        refuse_missing(configs)
         differ = _made_again(runs, rows, args.workers)
     except (ValueError, OSError) as error:
         print(f"offsphere reproduce: error: {error}", file=sys.stderr)
@@ -64,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--run", action="append", help="a row by its name, instead of drawn ones")
     parser.add_argument("--workers", type=positive, default=1, help="runs at a time; default: 1")
     parser.add_argument("--out", default="results/reproduced", help="where the runs go")
+    add_machine_flags(parser)
     return parser
 
 
@@ -73,7 +84,7 @@ def _chosen(
     """The named rows, or some of the finished ones, drawn at random."""
     from offsphere.analysis.tables import stored_rows
 
-    rows = {row["run"]: row for row in stored_rows(study / RUNS) if row["status"] == "finished"}
+    rows = {row["run"]: row for row in stored_rows(study / RUNS) if row.get("status") == "finished"}
     if not rows:
         raise ValueError(f"{study / RUNS} has no finished run: name the folder of a study.")
     for name in names or ():
@@ -83,26 +94,40 @@ def _chosen(
     return [rows[name] for name in names or drawn]
 
 
-def _run(row: Mapping[str, Any], scripts: Scripts, out: str) -> Run:
-    """A row's settings as a run; they must still give the row's name."""
-    name = row["script"]
+def settings_in(row: Mapping[str, Any], config_class: type) -> dict[str, Any]:
+    """The settings that a row gives a run: those of its name, and what else it measured.
+
+    Where and how it runs is for the command line: a path in somebody's table leads nowhere here.
+    An empty cell is a setting at its default, as in rows that are older than the setting.
+    """
+    known = [
+        field.name
+        for field in fields(config_class)
+        if not field.metadata.get("where") or field.name in MEASURED
+    ]
+    given = {name: row[name] for name in known if row.get(name) is not None}
+    permissions = {f.name for f in fields(config_class) if f.metadata.get("keyboard")}
+    return given | {name: row[name] for name in permissions if row.get(name) is not None}
+
+
+def _run(row: Mapping[str, Any], scripts: Scripts, out: Path, study: str) -> Run:
+    """A row's settings as a run below `out`; they must still give the row's name."""
+    name = str(row.get("script"))
     if name not in scripts:
-        raise unknown("script", str(name), scripts)
+        raise unknown("script", name, scripts)
     script = scripts[name]()
-    known = {field.name for field in fields(script.config_class)} & row.keys()
-    config = from_dict(script.config_class, {k: row[k] for k in known} | {"out": out})
+    given = settings_in(row, script.config_class)
+    config = from_dict(script.config_class, given | {"out": str(out), "study": study})
     if run_name(config) != row["run"]:
         raise ValueError(
             f"The settings of {row['run']} now have the name {run_name(config)}: the row was made "
-            f"by other code. Check out its commit, {row['commit']}."
+            f"by other code. Check out its commit, {row.get('commit')}."
         )
     return Run(name, script, config, ({},))
 
 
 def _made_again(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], workers: int) -> int:
     """Do the runs and print how each compares with its row; how many differ."""
-    for run in runs:
-        print(command(run.script.path, run.config))
     to_do = [run for run in runs if RunFolder(run.path).state != "finished"]
     with (
         contextlib.closing(LocalEngine(workers, [run.script for run in runs])) as engine,

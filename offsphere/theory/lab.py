@@ -6,10 +6,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from offsphere.config import parse, run_name, where
-from offsphere.record import RunFolder, atomic_write, open_run
+from offsphere.command import one_line_errors
+from offsphere.config import parse, where
+from offsphere.record import RunFolder, atomic_write, open_run, run_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,15 +57,11 @@ def main(
     description: str | None,
 ) -> None:
     """Flags in, a table and the figures' names out; a user's mistake ends in one line, not 0."""
-    config = parse(config_class, description=description)
     name = Path(sys.argv[0]).stem
-    try:
+    with one_line_errors(name, "The same command measures it anew."):
+        config = parse(config_class, description=description)
         metrics = run(config)
-    except (ValueError, OSError) as error:
-        _end(f"{name}: error: {error}", 1)
-    except KeyboardInterrupt:
-        _end(f"{name}: interrupted. The same command measures it anew.", 130)
-    _show(metrics, Path(config.out) / (config.study or name) / run_name(config))
+        _show(metrics, run_path(config, script=name, out=config.out, study=config.study))
 
 
 def _save(figure: Figure, name: str, folder: RunFolder) -> None:
@@ -97,8 +94,3 @@ def _show(metrics: dict[str, float | str], folder: Path) -> None:
     console = Console()
     console.print(table)
     console.print(f"{folder}: config.yaml, metrics.json, {figures}", soft_wrap=True)
-
-
-def _end(message: str, code: int) -> NoReturn:
-    print(message, file=sys.stderr)
-    raise SystemExit(code)

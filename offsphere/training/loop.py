@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from offsphere.command import Stopped
 from offsphere.losses import NonFinite
 from offsphere.objective import Objective
 from offsphere.record import RunFolder
@@ -23,7 +24,6 @@ from offsphere.training.loggers import open_loggers
 from offsphere.training.microbatch import autocast, is_split, prepare_batch_norm, split_step
 from offsphere.training.optim import build_optimizers, rate, set_rate
 from offsphere.training.ranks import Ranks, Rows, Tensors, here, share, take
-from offsphere.training.script import Stopped
 from offsphere.training.settings import TrainSettings, steps_of
 from offsphere.training.streams import stream_seed
 from offsphere.training.telemetry import telemetry

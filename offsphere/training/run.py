@@ -213,6 +213,8 @@ def objective_of(
         batch_mean_norm=settings.batch_mean_norm,
         variance_weight=settings.variance_weight,
         variance_on=settings.variance_on,
+        gor_weight=settings.gor_weight,
+        negatives=settings.negatives,
     )
 
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from offsphere.config import parse, run_name
-from offsphere.record import RunFolder
+from offsphere.command import is_first_process, one_line_errors
+from offsphere.config import parse
+from offsphere.needs import refuse_missing
+from offsphere.record import RunFolder, run_path
 from offsphere.training.settings import TrainSettings
 
 Column = tuple[str, str, str | Callable[[Any], str]]
 """A metric, its title in the closing table, and its format or what spells it."""
-
-
-class Stopped(Exception):
-    """A run ended early, for a reason its user should read; `code` is the exit code."""
-
-    code = 1
 
 
 def main(
@@ -31,34 +25,17 @@ def main(
     description: str | None,
 ) -> None:
     """Flags in, a table out; a user's mistake ends in one line and a non-zero exit code."""
-    config = parse(config_class, description=description)
     script = Path(sys.argv[0]).stem
-    folder = Path(config.out) / (config.study or script) / run_name(config)
     with one_line_errors(script, "The same command goes on from the last checkpoint."):
+        config = parse(config_class, description=description)
+        folder = run_path(config, script=script, out=config.out, study=config.study)
+        if not (config.resume and RunFolder(folder).state == "finished"):
+            refuse_missing([config])
         if not config.resume and is_first_process():
             _move_aside(folder)
         metrics = run(config)
-    if is_first_process():
-        _show(config, metrics, columns, folder)
-
-
-def is_first_process() -> bool:
-    """Whether this is rank 0 of a launcher's processes (torchrun, SLURM, Fabric), or alone."""
-    numbers = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
-    return all(os.environ.get(name, "0") == "0" for name in numbers)
-
-
-@contextmanager
-def one_line_errors(script: str, if_interrupted: str) -> Iterator[None]:
-    """A user's mistake or an early stop inside ends in one line and a non-zero exit code."""
-    try:
-        yield
-    except Stopped as stop:
-        _end(f"{script}: {stop}", stop.code)
-    except (ValueError, OSError) as error:
-        _end(f"{script}: error: {error}", 1)
-    except KeyboardInterrupt:
-        _end(f"{script}: interrupted. {if_interrupted}", 130)
+        if is_first_process():
+            _show(config, metrics, columns, folder)
 
 
 def _move_aside(folder: Path) -> None:
@@ -69,11 +46,6 @@ def _move_aside(folder: Path) -> None:
         with RunFolder(folder, lock=True):  # an error if a process is still at work there
             folder.rename(aside)
         print(f"The earlier run is kept as {aside}.")
-
-
-def _end(message: str, code: int) -> NoReturn:
-    print(message, file=sys.stderr)
-    raise SystemExit(code)
 
 
 def _show(

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from offsphere.config import where
+from offsphere.config import added, canonical_data, where
 from offsphere.names import LARGEST_SCALE, parse_cell
 
 DEFAULT_SAMPLES = 120_000
@@ -35,10 +35,15 @@ class TrainSettings:
     """Weight of the negative-similarity variance term."""
     variance_on: Literal["cosine", "score"] = "cosine"
     """Whether the variance term sees cosines or the cell's own scores over the ratio."""
+    gor_weight: float = added(0.0)
+    """Weight of GOR, the "spread-out" term (global orthogonal regularisation), on cosines."""
     norm_penalty: float = 0.0
     """Weight of the penalty on the spread of embedding norms (norm-sensitive training)."""
     batch_size: int = 256
     """Samples per step (images, not views)."""
+    negatives: int | None = added(None)
+    """Contrast within groups of this many of the batch's samples, which must divide it; default:
+    the whole batch is one group. Steps, gradient noise and batch-norm stay those of the batch."""
     samples: int | None = None
     """Budget in samples seen (images, not views). Without it and epochs: 120,000."""
     epochs: float | None = None
@@ -85,6 +90,9 @@ class TrainSettings:
     """Processes that prepare batches; 0 prepares them in this one."""
     checkpoint_every: int = where(200)
     """Steps between checkpoints."""
+    data_root: str | None = where(None)
+    """Where data with a name lie (cifar10-shards, flickr8k-128, scifact ...: docs/data.md);
+    default: OFFSPHERE_DATA, else the user's cache."""
     resume: bool = where(True)
     """Go on with a run that was cut. --no-resume moves its folder aside and starts anew."""
     loggers: tuple[Literal["tensorboard", "wandb"], ...] = where(())
@@ -93,6 +101,7 @@ class TrainSettings:
     """Show a progress bar on a terminal."""
 
     def __post_init__(self) -> None:
+        canonical_data(self)
         object.__setattr__(self, "cell", canonical_cell(self.cell))
         if self.eval_cell is not None:
             object.__setattr__(self, "eval_cell", canonical_eval_cell(self.eval_cell))
@@ -104,7 +113,10 @@ class TrainSettings:
             check_setting(self, "temperature", expected, least <= self.temperature <= 1)
         for name in ("lr", "threads", "log_every", "checkpoint_every", "devices", "nodes"):
             check_setting(self, name, "above 0", 0 < getattr(self, name) < math.inf)
-        for name in ("variance_weight", "norm_penalty", "weight_decay", "clip", "exponent_lr"):
+        for name in (
+            *("variance_weight", "gor_weight", "norm_penalty"),
+            *("weight_decay", "clip", "exponent_lr"),
+        ):
             check_setting(self, name, "at least 0", 0 <= getattr(self, name) < math.inf)
         for name in ("eval_every", "workers", "seed"):
             check_setting(self, name, "at least 0", getattr(self, name) >= 0)
@@ -114,6 +126,10 @@ class TrainSettings:
         check_setting(
             self, "microbatch", "at least 1", self.microbatch is None or self.microbatch >= 1
         )
+        if self.negatives is not None:
+            good = self.negatives >= 2 and self.batch_size % self.negatives == 0
+            expected = f"at least 2 and a divisor of --batch-size={self.batch_size}"
+            check_setting(self, "negatives", expected, good)
         if self.samples is not None and self.epochs is not None:
             raise ValueError("Give the budget as --samples or as --epochs, not both.")
         check_setting(self, "warmup", "a share between 0 and 1", 0 <= self.warmup <= 1)

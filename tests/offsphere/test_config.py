@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from offsphere import config as config_module
 from offsphere.config import (
+    LONGEST_NAME,
     added,
     command,
     from_dict,
@@ -21,6 +22,7 @@ from offsphere.config import (
     parse,
     run_name,
     settings_hash,
+    telling_name,
     where,
 )
 
@@ -279,6 +281,38 @@ def test_the_hash_is_pinned_across_versions_and_processes():
     assert run_name(seeded()) == "seed0-de7d7744"
     with pytest.raises(ValueError, match="needs a 'seed'"):
         run_name(Required("a", True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "middle"),
+    [
+        ({}, ""),
+        ({"data": "folder:/home/me/my images/"}, "-folder_my_images"),
+        ({"data": "folder:my_images", "lr": 0.004}, "-folder_my_images-lr0.004"),
+        ({"lr": 1e-05, "batch_size": 64, "loss": "dcl"}, "-loss_dcl-batch_size64-lr1e-05"),
+        ({"data": "wds:shards/train-{000..001}.tar"}, "-wds_train-_000..001"),
+        ({"download": True, "sides": ("left", "right")}, "-download-sides_left_right"),
+        ({"data": "wds:https://me:TOKEN@host/a/x.tar?key=TOKEN/TOKEN"}, "-wds_x"),
+        ({"data": "wds:https://me:TOKEN@host"}, "-wds_host"),
+        ({"data": "wds:pipe:curl -H TOKEN https://host/x.tar"}, "-wds_pipe"),
+        ({"data": "wds:../../x/.."}, "-wds_.."),
+        ({"out": "elsewhere", "resume": False}, ""),
+    ],
+)
+def test_a_telling_name(changes, middle):
+    config = Config(seed=3, cell="dot", **changes)
+    assert telling_name(config) == f"dot-seed3{middle}-{settings_hash(config)}"
+    assert "TOKEN" not in telling_name(config)
+
+
+def test_a_telling_name_is_bounded():
+    kinds = [(f"a_rather_long_setting_{k}", int, 0) for k in range(20)]
+    many = dataclasses.make_dataclass("Many", [("seed", int, 0), *kinds])
+    config = many(0, *range(1, 21))
+    name = telling_name(config)
+    kept = "-".join(f"a_rather_long_setting_{k}{k + 1}" for k in range(3))
+    assert name == f"seed0-{kept}-and_17_more-{settings_hash(config)}"
+    assert len(telling_name(Config(seed=3, data="folder:" + "x" * 500))) <= LONGEST_NAME
 
 
 def test_help_is_complete_and_imports_nothing_heavy(tmp_path):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from offsphere import dropin, losses
 from offsphere.cells import Cell
-from offsphere.variance import negative_variance
+from offsphere.variance import negative_variance, spread_out
 
 PEERS = {
     "ClipLoss": open_clip.loss.ClipLoss,
@@ -84,7 +84,24 @@ def test_cell_and_variance_weight_act():
     assert dot.item() == pytest.approx(want.item(), rel=1e-12)
 
 
+@pytest.mark.parametrize("name", PEERS)
+def test_gor_is_added_with_its_weight(name):
+    a, b = pair()
+    u, v = F.normalize(a), F.normalize(b)
+    gor = 3.0 * (spread_out(u, u) + spread_out(v, v)) / 2
+    make = getattr(dropin, name)
+    without = make(cell="dnorm")(a, b, *arguments(name))
+    got = make(cell="dnorm", gor_weight=3.0)(a, b, *arguments(name))
+    assert got.item() == pytest.approx((without + gor).item(), rel=1e-12)
+    if name in ("ClipLoss", "SigLipLoss"):
+        named = make(gor_weight=3.0)(a, b, *arguments(name), output_dict=True)
+        assert named.keys() == {"contrastive_loss", "gor_loss"}
+        assert named["gor_loss"].item() == pytest.approx(gor.item(), rel=1e-12)
+
+
 def test_refusals_name_the_remedy():
+    with pytest.raises(ValueError, match="gor_weight of at least 0, got -1"):
+        dropin.NTXentLoss(gor_weight=-1.0)
     with pytest.raises(ValueError, match="needs population="):
         dropin.ClipLoss(variance_weight=1.0)
     with pytest.raises(ValueError, match="at least 0"):
@@ -108,7 +125,9 @@ def rank_gradients(rank, world, port):
         a, b = (x.chunk(world)[rank] for x in pair())
         of_clip = name in ("ClipLoss", "SigLipLoss")
         kwargs = {"world_size": world} if of_clip else {"gather_distributed": True}
-        loss = getattr(dropin, name)(cell="dnorm", variance_weight=2.0, population=100, **kwargs)
+        loss = getattr(dropin, name)(
+            cell="dnorm", variance_weight=2.0, population=100, gor_weight=2.0, **kwargs
+        )
         loss(*ddp(torch.cat([a, b])).chunk(2), *arguments(name)).backward()
         results[name] = tower.weight.grad.tolist()
     dist.destroy_process_group()
@@ -132,7 +151,9 @@ def test_two_ranks_have_the_gradients_of_the_whole_batch(free_port):
     for name in PEERS:
         torch.manual_seed(0)
         tower = torch.nn.Linear(8, 4).double()
-        loss = getattr(dropin, name)(cell="dnorm", variance_weight=2.0, population=100)
+        loss = getattr(dropin, name)(
+            cell="dnorm", variance_weight=2.0, population=100, gor_weight=2.0
+        )
         a, b = (tower(x) for x in pair())
         loss(a, b, *arguments(name)).backward()
         gradient = torch.tensor(got[name], dtype=torch.float64)

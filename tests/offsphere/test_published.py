@@ -240,8 +240,8 @@ def test_a_misspelt_name_gets_the_nearest_one():
 
 
 def test_without_the_tables_the_error_says_where_they_should_be(monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "FOLDER", tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"found none.*pip install -e"):
+    monkeypatch.setattr(module, "PUBLISHED", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"found none.*Install offsphere again"):
         published(A + "01")
 
 

@@ -28,7 +28,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from offsphere.doctor import in_double
-from offsphere.names import CELLS, LOSSES
+from offsphere.names import CELLS, LOSSES, PAIR_LOSSES, VIEW_LOSSES
 from offsphere.objective import Objective
 from offsphere.record import RunFolder
 from offsphere.shards import ShardFacts, write_manifest
@@ -87,6 +87,12 @@ def objective_cases() -> Iterator[tuple[str, Callable[[], Case]]]:
         options[f"{loss}, within views"] = {"loss": loss, "cell": "dnorm", "within_view": True}
     for direction in ("left_to_right", "right_to_left"):
         options[direction] = {"loss": "info_nce", "cell": "qnorm", "direction": direction}
+    for loss in (*PAIR_LOSSES, *VIEW_LOSSES):  # 11 rows: groups lie across ranks and micro-batches
+        options[f"{loss}, groups, GOR"] = {
+            "loss": loss, "cell": "learnable", "variance_weight": 3.0, "gor_weight": 2.0,
+            "negatives": BATCH // 2,
+        }  # fmt: skip
+    options["GOR, queue"] = {"loss": "moco_nce", "cell": "qnorm", "gor_weight": 2.0}
     options["batch mean norm"] = {"loss": "nt_xent", "cell": "dot", "batch_mean_norm": True}
     options["variance on scores"] = {
         "loss": "nt_xent", "cell": "learnable", "variance_weight": 3.0, "variance_on": "score"

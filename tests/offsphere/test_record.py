@@ -21,8 +21,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offsphere import record
-from offsphere.config import load_yaml, run_name, where
-from offsphere.record import RunFolder, atomic_write, open_run, provenance
+from offsphere.config import load_yaml, run_name, settings_hash, where
+from offsphere.record import (
+    RunFolder,
+    atomic_write,
+    find_run,
+    open_run,
+    provenance,
+    run_path,
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,57 @@ def test_a_new_folder_explains_itself(tmp_path):
         assert (stored["script"], "resumed" in stored) == ("train_simclr", False)
     with open_run(config, script="train_simclr", out=tmp_path, study="pilot") as run:
         assert run.path == tmp_path / "pilot" / run_name(config)
+
+
+def test_lone_runs_tell_what_differs(tmp_path):
+    config = Config(cell="dot", lr=0.5)
+    with open_default(tmp_path, config) as run:
+        assert run.path.name == f"dot-seed0-lr0.5-{settings_hash(config)}"
+    with open_run(config, script="train_simclr", out=tmp_path, study="grid") as run:
+        assert run.path == tmp_path / "grid" / run_name(config)
+
+
+def test_a_folder_that_ends_in_the_hash_is_the_run(tmp_path):
+    config = Config(cell="dot", lr=0.5)
+    old = tmp_path / "train_simclr" / run_name(config)  # as an older edition named it
+    with open_default(tmp_path, config) as run:
+        run.log_step({"step": 0})
+        run.path.rename(old)
+    aside = old.with_name(f"{old.name}.before-1")
+    aside.mkdir()
+    with open_default(tmp_path, config) as run:
+        assert run.path == old
+        assert [row["step"] for row in run.steps()] == [0]
+    assert run_path(Config(cell="dot"), script="train_simclr", out=tmp_path) != old
+
+
+def test_a_run_is_found_by_the_beginning_of_its_path(tmp_path):
+    runs = [Config(cell="dot", lr=lr) for lr in (0.1, 0.2)] + [Config(cell="qnorm")]
+    paths = []
+    for config in runs:
+        with open_default(tmp_path, config) as run:
+            paths.append(str(run.path))
+    Path(f"{paths[2]}.before-1").mkdir()
+    Path(f"{paths[2]}.before-1", "config.yaml").touch()
+    folder = tmp_path / "train_simclr"
+    assert find_run(paths[0]) == paths[0]
+    assert find_run(f"{folder}/qnorm-") == paths[2]
+    assert find_run(f"{folder}/q*") == paths[2]
+    assert find_run(f"{paths[2]}.before-1") == f"{paths[2]}.before-1"
+    for nothing in (f"{folder}/cosine", str(folder), str(tmp_path / "no" / "where")):
+        assert find_run(nothing) == nothing
+    with pytest.raises(ValueError, match="may be any of 2 runs") as error:
+        find_run(f"{folder}/dot-")
+    listed = sorted(zip(paths[:2], ("lr=0.1", "lr=0.2"), strict=True))
+    assert str(error.value).splitlines()[1:] == [f"  {path}  {told}" for path, told in listed]
+
+
+def test_windows_is_refused_in_words():
+    code = "import sys; sys.modules['fcntl'] = None; import offsphere.training.script"
+    ended = subprocess.run(child(code), capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("offsphere: error: Windows is not supported")
+    assert ended.stderr.count("\n") == 1
 
 
 def test_states(tmp_path):

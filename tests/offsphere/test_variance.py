@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offsphere.variance import negative_statistics, negative_variance
+from offsphere.variance import mean_square, negative_statistics, negative_variance, spread_out
 
 
 def sides(m, k, d, seed=0):
@@ -123,3 +123,67 @@ def test_second_moment_is_variance_plus_squared_distance_to_the_target(m, d, see
 def test_refuses_bad_input(arguments, message):
     with pytest.raises(ValueError, match=message):
         negative_variance(*arguments)
+
+
+def dense_spread_out(u, v, paired):
+    """GOR's definition on the list of the negatives' scores."""
+    scores = [u[i] @ v[j] for i in range(len(u)) for j in range(len(v)) if not paired or i != j]
+    first, second = torch.stack(scores).mean(), torch.stack(scores).square().mean()
+    return first**2 + torch.relu(second - 1 / u.shape[1])
+
+
+# Widths on both sides of the switch between Gram matrices and the product; and near-orthogonal
+# rows, whose second moment is below 1/d, so that only the mean counts.
+@pytest.mark.parametrize(("m", "k", "d"), [(9, 9, 2), (9, 9, 8), (7, 30, 3), (5, 6, 16)])
+@pytest.mark.parametrize("length", [1.0, 0.02])
+def test_gor_equals_its_dense_definition_in_value_and_gradient(m, k, d, length):
+    u, v = (length * x for x in sides(m, k, d))
+    for paired in (True, False) if m == k else (False,):
+        results = []
+        for function in (
+            lambda a, b, paired=paired: spread_out(a, b, paired=paired),
+            lambda a, b, paired=paired: dense_spread_out(a, b, paired),
+        ):
+            a, b = u.clone().requires_grad_(), v.clone().requires_grad_()
+            value = function(a, b)
+            (3 * value).backward()
+            results.append((value.detach(), a.grad, b.grad))
+        for got, want in zip(*results, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("d", [2, 7])
+def test_gor_in_closed_form(d):
+    """Orthonormal rows are spread out: 0. Equal unit rows: 1 + (1 - 1/d)."""
+    basis = torch.eye(d, dtype=torch.float64)
+    assert spread_out(basis, basis).item() == 0
+    for rows in (3, 2 * d + 1):
+        equal = basis[:1].repeat(rows, 1)
+        assert spread_out(equal, equal).item() == pytest.approx(2 - 1 / d, rel=1e-12)
+
+
+def test_gor_has_second_derivatives():
+    u, _ = sides(5, 5, 3)
+    u = F.normalize(u).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda x: spread_out(x, x), u)
+
+
+def test_gor_equals_the_peer():
+    """sentence-transformers' loss of two columns, with its defaults, in value and gradient."""
+    peer = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
+    loss = peer.GlobalOrthogonalRegularizationLoss(model=torch.nn.Identity())
+    left, right = (x.requires_grad_() for x in sides(12, 12, 6))
+    theirs = sum(loss.compute_loss_from_embeddings([left, right]).values())
+    u, v = F.normalize(left), F.normalize(right)
+    ours = (spread_out(u, u) + spread_out(v, v)) / 2
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+    found, wanted = (torch.autograd.grad(value, [left, right]) for value in (ours, theirs))
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("function", [mean_square, spread_out])
+def test_groups_must_be_aligned_and_fill_the_batch(function):
+    u, v = sides(6, 6, 3)
+    for how in ({"group": 4}, {"group": 1}, {"group": 3, "paired": False}):
+        with pytest.raises(ValueError, match="that fill the batch, got 6 and 6 rows"):
+            function(u, v, **how)

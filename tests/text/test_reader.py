@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from offsphere.config import run_name
+from offsphere.record import run_path
 from text.evaluate import answer_words, answers_read, exact_match, token_f1
 from text.lexical import bm25
 from text.pairs import make_task
@@ -237,7 +238,9 @@ def test_a_run_reports_what_its_reader_answers(collection_folder, extractive, tm
     config = Config(**given, reader=extractive, reader_passages=2)
     assert run_name(config) == run_name(Config(**given))  # it measures, and changes no run
     metrics: dict[str, Any] = run(config)
-    kept = load_file(tmp_path / "train_retrieval" / run_name(config) / "examples.safetensors")
+    kept = load_file(
+        run_path(config, script="train_retrieval", out=tmp_path) / "examples.safetensors"
+    )
     for name in ("reader_em", "reader_f1"):
         assert len(kept[name]) == 16
         assert metrics[f"test/{name}"] == pytest.approx(kept[name].mean().item())

@@ -21,7 +21,7 @@ from offsphere.cells import Cell
 from offsphere.config import command, load_yaml, run_name
 from offsphere.evaluation.ranking import Ranking, outcomes
 from offsphere.names import CELLS
-from offsphere.record import RunFolder
+from offsphere.record import RunFolder, run_path
 from offsphere.training.run import objective_of
 from offsphere.training.streams import stream
 from text import experiment, pairs
@@ -63,7 +63,7 @@ def test_every_cell_runs_and_learns(how, cell, collection_folder, bert_folder, t
     assert metrics["run/status"] == "finished"
     assert metrics["test/floor"] in (0.0, 1.0)
     assert all(math.isfinite(v) for v in metrics.values() if isinstance(v, float))
-    rows = RunFolder(tmp_path / "train_retrieval" / run_name(config)).steps()
+    rows = RunFolder(run_path(config, script="train_retrieval", out=tmp_path)).steps()
     losses = [row["train/loss"] for row in rows]
     assert sum(losses[-6:]) < sum(losses[:6])
     # Prop. 4.1 on a real ranking: only the document's exponent counts.
@@ -97,7 +97,7 @@ def test_a_whole_run_leaves_a_folder_that_explains_itself(
         save_embeddings=True,
     )
     metrics = run(config)
-    folder = RunFolder(tmp_path / "train_retrieval" / run_name(config))
+    folder = RunFolder(run_path(config, script="train_retrieval", out=tmp_path))
     assert load_yaml(Config, folder.path / "config.yaml") == config
     examples = load_file(folder.path / "examples.safetensors")
     for name in ("ndcg10", "recall100", "mrr10"):
@@ -149,7 +149,7 @@ def test_rankings_of_real_embeddings(collection_folder, bert_folder, tmp_path: P
     """Prop. 4.1: on the same embeddings qnorm ranks like dot, dnorm like cosine; others do not."""
     config = tiny(collection_folder, tmp_path, str(bert_folder), save_embeddings=True)
     run(config)
-    file = tmp_path / "train_retrieval" / run_name(config) / "embeddings.safetensors"
+    file = run_path(config, script="train_retrieval", out=tmp_path) / "embeddings.safetensors"
     vectors = {name: x.double() for name, x in load_file(file).items()}
     order = {
         cell: Cell(cell).scores(vectors["query"], vectors["document"]).argsort(1, descending=True)
@@ -171,7 +171,7 @@ def test_post_hoc_similarities_are_fitted_on_documents_and_training_queries(
     metrics = run(config)
     assert metrics["test/ndcg10_by_query_zscore"] == metrics["test/ndcg10_scored_cosine"]
     assert metrics["test/ndcg10_by_dot"] == metrics["test/ndcg10_scored_dot"]
-    folder = tmp_path / "train_retrieval" / run_name(config)
+    folder = run_path(config, script="train_retrieval", out=tmp_path)
     vectors = load_file(folder / "embeddings.safetensors")
     queries, documents = vectors["query"].double(), vectors["document"].double()
     inputs = Inputs(config)
@@ -212,7 +212,9 @@ def test_the_symmetric_twin_and_whole_fine_tuning(collection_folder, bert_folder
     assert config.head == "none"
     metrics = run(config)
     assert metrics["run/status"] == "finished"
-    weights = load_file(tmp_path / "train_retrieval" / run_name(config) / "encoder.safetensors")
+    weights = load_file(
+        run_path(config, script="train_retrieval", out=tmp_path) / "encoder.safetensors"
+    )
     start = make_towers(Inputs(config).encoder, config).state_dict()
     moved = [name for name in weights if not torch.equal(weights[name], start[name])]
     assert any("embeddings.word" in name for name in moved)
@@ -296,7 +298,7 @@ def test_a_killed_run_goes_on_bit_for_bit(collection_folder, tmp_path: Path):
 
     whole, cut = config("whole"), config("cut")
     run(whole)
-    folder = tmp_path / "cut" / "train_retrieval" / run_name(cut)
+    folder = run_path(cut, script="train_retrieval", out=tmp_path / "cut")
     # A process of its own, killed after its first checkpoint.
     words = shlex.split(command(str(ROOT / "text" / "train_retrieval.py"), cut))
     child = subprocess.Popen([sys.executable, *words[1:]], stdout=subprocess.DEVNULL)
@@ -308,7 +310,7 @@ def test_a_killed_run_goes_on_bit_for_bit(collection_folder, tmp_path: Path):
     assert RunFolder(folder).metrics() == {}
     run(cut)
     assert len(RunFolder(folder).provenance()["resumed"]) == 1
-    other = tmp_path / "whole" / "train_retrieval" / run_name(whole)
+    other = run_path(whole, script="train_retrieval", out=tmp_path / "whole")
     for name in ("encoder.safetensors", "examples.safetensors"):
         ours, theirs = load_file(folder / name), load_file(other / name)
         assert ours.keys() == theirs.keys()

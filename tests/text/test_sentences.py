@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import load_file
 from scipy import stats
 
-from offsphere.config import run_name
-from offsphere.record import RunFolder
+from offsphere.record import RunFolder, run_path
 from text import sentences
 from text.evaluate import correlations
 from text.sentences import load_sentences
@@ -119,7 +118,7 @@ def tiny(bert_folder: Path, data: str, out: Path, **changes) -> Config:
 def test_every_cell_and_scale_runs_and_learns(cell, scale, bert_folder, overlaps, tmp_path: Path):
     config = tiny(bert_folder, overlaps, tmp_path, cell=cell, score_scale=scale)
     metrics = run(config)
-    folder = tmp_path / "train_sts" / run_name(config)
+    folder = run_path(config, script="train_sts", out=tmp_path)
     kept = load_file(folder / "examples.safetensors")
     expected = stats.spearmanr(kept["predicted"].numpy(), kept["score"].numpy()).statistic
     assert metrics["test/spearman"] == pytest.approx(expected)

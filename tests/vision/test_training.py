@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from offsphere.config import load_yaml, run_name
 from offsphere.names import CELLS
-from offsphere.record import RunFolder
+from offsphere.record import RunFolder, run_path
 from offsphere.training import run as training_run
 from offsphere.training.optim import rate
 from offsphere.training.streams import batch_indices
@@ -62,7 +62,7 @@ def test_every_cell_runs_and_learns(method, cell, variance_weight, tmp_path: Pat
     assert metrics.keys() >= PROMISED
     assert all(math.isfinite(v) for v in metrics.values() if isinstance(v, float))
 
-    rows = RunFolder(tmp_path / f"train_{method}" / run_name(config)).steps()
+    rows = RunFolder(run_path(config, script=f"train_{method}", out=tmp_path)).steps()
     assert [row["step"] for row in rows] == list(range(STEPS))
     losses = [row["train/loss"] for row in rows]
     assert metrics["train/loss"] == losses[-1]

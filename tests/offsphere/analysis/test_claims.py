@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from offsphere.analysis import claims as claims_module
 from offsphere.analysis import exact as module
 from offsphere.analysis import page
 from offsphere.analysis.claim_file import load_claims
@@ -478,7 +479,7 @@ def test_run_tests_records_what_was_verified(tmp_path, capsys, monkeypatch):
     entries = [EXACT | {"id": name, "tests": tests} for name, tests in nodes.items()]
     path = write_claims(tmp_path / "claims.yaml", *entries)
     flags = [f"--claims={path}", f"--results={tmp_path / 'results'}"]
-    main([*flags, "--run-tests"])
+    main([*flags, "--run-tests", "--foreign-tests"])
     capsys.readouterr()
     record = json.loads((tmp_path / "results" / "exact.json").read_text())
     assert {name: (found["verdict"], found["passed"]) for name, found in record.items()} == {
@@ -514,3 +515,30 @@ def test_a_closed_pipe_is_no_error(tmp_path):
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, cwd=tmp_path
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_somebody_elses_tests_are_not_run_unasked(tmp_path, capsys):
+    mark = tmp_path / "executed"
+    evil = tmp_path / "evil.py"
+    evil.write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()\ndef test_x(): pass\n")
+    path = write_claims(tmp_path / "claims.yaml", EXACT | {"tests": [f"{evil}::test_x"]})
+    with pytest.raises(SystemExit) as end:
+        main([f"--claims={path}", f"--results={tmp_path / 'results'}", "--run-tests"])
+    said = capsys.readouterr().err
+    assert end.value.code == 1
+    assert said.count("\n") == 1
+    for words in ("not this repository's own file of claims", f"{evil}::test_x", "--foreign-tests"):
+        assert words in said
+    assert not mark.exists()
+    assert not (tmp_path / "results").exists()
+
+
+def test_without_the_tests_nothing_is_recorded(tmp_path, capsys, monkeypatch):
+    path = write_claims(tmp_path / "claims.yaml", EXACT)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(claims_module, "OWN", path)
+    with pytest.raises(SystemExit) as end:
+        main([f"--claims={path}", f"--results={tmp_path / 'results'}", "--run-tests"])
+    assert end.value.code == 1
+    assert "part of the repository, not of the installed package" in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()

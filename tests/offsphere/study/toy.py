@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from offsphere.command import Stopped
 from offsphere.config import where
 from offsphere.record import open_run, write_json
 from offsphere.study.command import main
 from offsphere.study.plan import Script
-from offsphere.training.script import Stopped
 
 
 @dataclass(frozen=True)

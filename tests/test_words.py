@@ -1,0 +1,131 @@
+"""What the code and the documents name is there: commands, extras, scripts; what a wheel holds."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import offsphere
+from offsphere import cli
+from offsphere.share import CONFIGS, PUBLISHED
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("offsphere", "vision", "crossmodal", "text", "benchmarks")
+CODE = [file for name in PACKAGES for file in sorted((ROOT / name).rglob("*.py"))]
+TEXTS = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "configs/README.md",
+]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+
+
+def strings(file: Path) -> list[str]:
+    """Every text in a Python file, docstrings among them; the fixed parts of an f-string joined."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            parts = [x.value if isinstance(x, ast.Constant) else "{}" for x in node.values]
+            found.append("".join(map(str, parts)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value)
+    return found
+
+
+SAID = [(file, text) for file in CODE for text in strings(file)]
+SAID += [(file, file.read_text()) for file in TEXTS]
+
+
+def named_commands(text: str) -> list[tuple[str, str]]:
+    """Words after `offsphere` where it stands as a command: command and what follows it."""
+    code = r"(?:^ *|`|: |\(|; |; then |&& |with |Run |run )"
+    return re.findall(code + r"offsphere ([a-z]+)(?: ([a-z]+)\b)?", text, re.MULTILINE)
+
+
+def test_every_command_that_is_named_exists():
+    said = [(file, *names) for file, text in SAID for names in named_commands(text)]
+    assert len(said) > 40
+    assert {command for _, command, _ in said} == set(cli.COMMANDS)
+    assert {verb for _, command, verb in said if command == "shards" and verb} == {"make"}
+    scripts = {verb for _, command, verb in said if command == "doctor" and verb}
+    assert all(name.startswith("train") for name in scripts)
+
+
+def test_every_extra_that_is_named_exists():
+    named = [
+        (file.name, name)
+        for file, text in SAID
+        for names in re.findall(r"\.\[([a-z,]+)\]", text)
+        for name in names.split(",")
+    ]
+    named += [
+        (file.name, name) for file, text in SAID for name in re.findall(r"extra `([a-z]+)`", text)
+    ]
+    assert len(named) > 5
+    assert {name for _, name in named} <= set(EXTRAS)
+
+
+def test_a_package_that_comes_with_offsphere_is_not_offered_by_an_extra():
+    """`pip install X ... .[extra]`: X is among the requirements of that extra."""
+    for file, text in SAID:
+        if file.suffix != ".py":
+            continue
+        for extra in re.findall(r"pip install -e '\.\[([a-z]+)\]'", text):
+            held = {re.split(r"[^A-Za-z0-9_-]", x)[0] for x in EXTRAS[extra]}
+            packages = re.findall(r"pip install (?!-e)([A-Za-z0-9_-]+)", text)
+            assert set(packages) <= held, (file, packages)
+
+
+def test_the_version_is_said(capsys):
+    cli.main(["--version"])
+    assert capsys.readouterr().out == f"offsphere {offsphere.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "file", [f for lane in ("vision", "crossmodal", "text") for f in (ROOT / lane).glob("*.py")]
+)
+def test_what_looks_like_a_script_is_one(file):
+    """A lane's module with a `main` runs it when it is started, with the command line's words."""
+    tree = ast.parse(file.read_text())
+    mains = [x for x in tree.body if isinstance(x, ast.FunctionDef) and x.name == "main"]
+    guarded = any(isinstance(x, ast.If) and "__main__" in ast.unparse(x.test) for x in tree.body)
+    if mains:
+        required = len(mains[0].args.args) - len(mains[0].args.defaults)
+        assert guarded
+        assert required == 0
+
+
+def test_export_runs_as_a_file():
+    command = [sys.executable, str(ROOT / "crossmodal" / "export.py"), "--run=/nowhere"]
+    done = subprocess.run([*command, "--out=/nowhere"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("offsphere export: error: ")
+    assert "/nowhere" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_wheel_holds_every_file_that_the_code_reads():
+    """The links of offsphere/share lead to what people edit, and package data names all of it."""
+    assert CONFIGS.resolve() == ROOT / "configs"
+    assert PUBLISHED.resolve() == ROOT / "results" / "published"
+    data = PROJECT["tool"]["setuptools"]["package-data"]
+    packages = {"offsphere.share": ROOT / "offsphere" / "share"}
+    packages |= {"crossmodal": ROOT / "crossmodal"}
+    packages |= {"offsphere.analysis": ROOT / "offsphere" / "analysis"}
+    assert set(data) == set(packages)
+    for name, folder in packages.items():
+        held = {file for pattern in data[name] for file in folder.glob(pattern)}
+        below = [folder, *(link for link in folder.iterdir() if link.is_symlink())]
+        there = {file for each in below for file in each.rglob("*") if file.is_file()}
+        needed = {f for f in there if f.suffix in (".yaml", ".json", ".csv", ".txt", ".css", ".js")}
+        assert needed <= held, needed - held
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout
+    assert fnmatch.filter(tracked.split(), "configs/models/*.json")
