@@ -33,7 +33,7 @@ BOOKKEEPING = frozenset(
     (
         *("run", "part", "status", "reason", "script", "commit", "dirty", "data_hash", "seed"),
         *("study", "out", "device", "workers", "checkpoint_every", "resume", "loggers", "progress"),
-        *("download", "root", "cache", "allow_pipe", "save_views", "save_embeddings"),
+        *("download", "root", "data_root", "cache", "allow_pipe", "save_views", "save_embeddings"),
         *("devices", "nodes", "similarities", "reader", "reader_passages"),
     )
 )
