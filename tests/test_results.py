@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from offsphere.analysis.claims import Verdict, evaluate_claims, load_claims
+from offsphere.analysis.claim_file import load_claims
+from offsphere.analysis.claims import Verdict, evaluate_claims
 from offsphere.analysis.digest import read_study
 from offsphere.analysis.overview import draw_variance
 from offsphere.analysis.report import write_report
@@ -38,10 +39,13 @@ def test_the_page_can_be_made_again_from_the_tables(committed: Path, tmp_path: P
 
 def test_the_answer_has_the_verdicts_and_figures_of_the_board(committed: Path) -> None:
     claims = load_claims(ROOT / "configs" / "claims.yaml")
+    waiting = ("not run", "running", "incomplete")
     board = [line for line in evaluate_claims(claims, committed) if line.claim.kind == "primary"]
+    board = [line for line in board if line.verdict not in waiting]
     rows = re.findall(
-        r"^\| ([a-z-]+) \| ([a-z ]+) \| (.*) \|$", (committed / "README.md").read_text(), re.M
+        r"^\| ([a-z-]+) \| ([a-z ,-]+) \| (.*) \|$", (committed / "README.md").read_text(), re.M
     )
+    rows = [row for row in rows if set(row[0]) != {"-"}]
     assert [row[0] for row in rows] == [line.claim.id for line in board]
     for (_, said, figures), line in zip(rows, board, strict=True):
         assert said == line.verdict
@@ -50,7 +54,8 @@ def test_the_answer_has_the_verdicts_and_figures_of_the_board(committed: Path) -
 
 def as_in_the_table(line: Verdict) -> str:
     found = line.measured
-    assert found is not None
+    if found is None:
+        return f"{line.sentence} | –"
     unit = " log ratio" if line.claim.transform == "log" else ""
     return f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]{unit} | {found.n}"
 

@@ -6,7 +6,7 @@ A study falls into panels, one per part and script: what is compared stands in o
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +18,8 @@ from offsphere.analysis.foreign import check_seeds, read_json, text_in, tuning_c
 from offsphere.analysis.panels import (
     Measure,
     Panel,
+    Steps,
+    all_steps,
     corner_of,
     is_norm,
     measure,
@@ -29,13 +31,9 @@ from offsphere.analysis.panels import (
 )
 from offsphere.analysis.pictures import Picture, drawings, picture_of
 from offsphere.analysis.tables import (
-    EXAMPLES,
     ORIGIN,
-    as_stored,
     curves_table,
-    read_examples,
-    run_folders,
-    run_vectors,
+    examples_by_run,
     runs_table,
 )
 from offsphere.analysis.tasks import outcomes_of
@@ -92,6 +90,8 @@ class Comparison(NamedTuple):
     ratio: Measure
     runs: frozenset[str] = frozenset()
     """Ours: the cell's."""
+    steps: Steps = None
+    """Ours: the fewest and the most optimiser steps of the two cells' runs."""
     at_floor: bool = False
     """Most runs of the two cells are not above their untrained model."""
 
@@ -112,7 +112,8 @@ def read_study(folder: str | Path, claimed: Sequence[str] = (), *, published: bo
     if "eval_split" in runs.columns:
         runs = runs.loc[[text_of(x) != "validation" for x in runs["eval_split"]]]
     wanted = {name for metric in runs.columns if "/" in metric for name in outcomes_of(metric)}
-    curves, examples = curves_table(folder), examples_by_run(folder, wanted)
+    curves = curves_table(folder)
+    examples = examples_by_run(folder, lambda name: is_norm(name) or name in wanted)
     parts = parts_of(runs)
     panels = [
         read_panel(name, script, part, about.get("metric"), claimed, curves, examples)
@@ -147,23 +148,6 @@ def study_file(folder: Path) -> dict[str, Any]:
     file = CONFIGS / "studies" / f"{folder.name.removesuffix('_smoke')}.yaml"
     found = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else {}
     return found if isinstance(found, dict) else {}
-
-
-def examples_by_run(folder: Path, wanted: Collection[str] = ()) -> dict[str, dict[str, Array]]:
-    """Per run every per-example vector of norms, and the outcomes that are wanted."""
-    found: dict[str, dict[str, Array]] = {}
-    if (folder / EXAMPLES).exists():
-        table = read_examples(folder / EXAMPLES)
-        kept = [x for x in map(str, table["outcome"].unique()) if is_norm(x) or x in wanted]
-        table = table[table["outcome"].isin(kept)]
-        for key, values in table.groupby(["run", "outcome"], observed=True)["value"]:
-            run, outcome = (str(part) for part in key)  # pyright: ignore[reportGeneralTypeIssues]
-            found.setdefault(run, {})[outcome] = values.to_numpy(float)
-    for path in run_folders(folder):
-        if (path / "examples.safetensors").exists():
-            vectors = run_vectors(path, lambda name: is_norm(name) or name in wanted)
-            found[path.name] = {name: as_stored(name, x) for name, x in vectors.items()}
-    return found
 
 
 def provenance_of(runs: pd.DataFrame) -> dict[str, list[str]]:
@@ -219,6 +203,7 @@ def _compare_in_panel(study: str, panel: Panel) -> Iterator[Comparison]:
         setting = ", ".join(x for x in name.split(", ") if not x.startswith(TOLD_BY_THE_TASK))
         for cell, ratio in _log_ratios({cell: values[place] for cell, place in places.items()}):
             both = [panel.at_floor[places[each]] for each in (cell, "cosine")]
+            steps = all_steps(panel.steps[places[each]] for each in (cell, "cosine"))
             yield Comparison(
                 role.kind,
                 role.task,
@@ -229,6 +214,7 @@ def _compare_in_panel(study: str, panel: Panel) -> Iterator[Comparison]:
                 cell,
                 ratio,
                 runs=frozenset(panel.conditions[places[cell]].runs),
+                steps=steps,
                 at_floor=2 * sum(x.runs for x in both) > sum(x.measured for x in both),
             )
 

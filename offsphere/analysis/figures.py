@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offsphere.analysis.digest import Study
-from offsphere.analysis.panels import Histogram, Measure, Metric, Panel, file_name
+from offsphere.analysis.panels import (
+    Histogram,
+    Measure,
+    Metric,
+    Panel,
+    all_steps,
+    file_name,
+    steps_text,
+)
 from offsphere.analysis.words import plain, scaled, spoken, words_of
 from offsphere.progress import track
 from offsphere.record import atomic_write
@@ -76,6 +84,8 @@ def write_figures(study: Study, folder: Path) -> list[Path]:
             for kind, draw in FIGURES.items():
                 figure = draw(panel)
                 if figure is not None:
+                    if steps := steps_text(all_steps(panel.steps)):
+                        figure.suptitle(f"after {steps}", fontsize=7.5)
                     written += save(figure, folder / f"{file_name(panel, place)}-{kind}")
     return written
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from offsphere.analysis.digest import Comparison, Study
 from offsphere.analysis.figures import STYLE, new_figure, save
-from offsphere.analysis.panels import Measure, Panel
+from offsphere.analysis.panels import Measure, Panel, all_steps, steps_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,7 +102,8 @@ def draw_variance(studies: Sequence[Study]) -> Figure | None:
         _line(variance, points, colour, f"weight {name}")
     gain.axhline(0, color="#575e67", linestyle=":", linewidth=1)
     seeds = " to ".join(str(n) for n in sorted({min(counts), max(counts)}))
-    gain.set_title(f"gain in {first.primary}, {seeds} seeds")
+    steps = steps_text(all_steps(step for panel in panels for step in panel.steps))
+    gain.set_title(f"gain in {first.primary}, {seeds} seeds" + (f",\n{steps}" if steps else ""))
     variance.set_title("variance of negatives")
     variance.set_yscale("log")
     variance.yaxis.set_major_formatter("{x:g}")
@@ -221,7 +222,7 @@ def _origin(c: Comparison) -> str:
     seeds = f"{c.ratio.n} seed" + "s" * (c.ratio.n != 1)
     origin = seeds if c.source == "ours" else c.source.rpartition(", ")[2]
     floor = "at the floor" if c.at_floor else ""
-    return ", ".join(filter(None, [c.setting, origin, floor]))
+    return ", ".join(filter(None, [c.setting, origin, steps_text(c.steps), floor]))
 
 
 def _by_batch_size(panel: Panel) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from offsphere.analysis.captions import CAPTIONS
 from offsphere.analysis.chart_data import comparison_data, embedded, panel_data, short
-from offsphere.analysis.claims import Verdict
+from offsphere.analysis.claims import Verdict, groups, in_group, rests_on
 from offsphere.analysis.digest import Comparison, Study
 from offsphere.analysis.markup import (
     Html,
@@ -27,16 +27,24 @@ from offsphere.analysis.markup import (
     seed_count,
     table,
 )
-from offsphere.analysis.panels import RESAMPLES, HeatMap, Measure, Metric, Panel, decimals_for
+from offsphere.analysis.panels import (
+    HeatMap,
+    Measure,
+    Metric,
+    Panel,
+    Steps,
+    all_steps,
+    decimals_for,
+    steps_text,
+)
 from offsphere.analysis.pictures import Picture
 
 SIGNS = {
-    "supported": "✓",
-    "proved": "✓",
-    "contradicted": "✕",
+    "verified": "✓",
     "failed": "✕",
     "equivalent": "≈",
-    "inconclusive": "?",
+    "not settled": "?",
+    "not testable here": "–",
     "measured": "•",
 }
 KIND_TITLES = {
@@ -45,11 +53,14 @@ KIND_TITLES = {
     "descriptive": "Descriptive figures",
 }
 KIND_NOTES = {
-    "primary": "Fixed in advance: one metric, one expectation and one margin each; verdicts hold "
-    "for all of them together (Holm, 5 %). Shaded: the margin.",
-    "exact": "Proved by tests of this repository.",
-    "descriptive": "Figures with 95 % intervals; no verdict.",
+    "primary": "Fixed in advance: one metric, one expectation, one margin and the number of pairs "
+    "each; verdicts hold for all of them together (Holm, 5 %). Shaded: the margin. A claim whose "
+    "gate is shut is not testable here, and has no figure.",
+    "exact": "Verified by tests of this repository.",
+    "descriptive": "Figures with 95 % intervals, over seeds and, where it says so, over test "
+    "examples; no verdict.",
 }
+TOGETHER = ("test/probe", "test/knn", "test/probe_embedding", "test/knn_embedding")
 NARROW = 900
 """Pixels of a figure that leaves room for its numbers at its side."""
 ROLE_TITLES = {
@@ -196,7 +207,10 @@ def _board(lines: Sequence[Verdict], places: Mapping[str, str]) -> Html:
     counts = [(word, sum(line.verdict == word for line in lines)) for word in words]
     choices = [element("option", f"all ({len(lines)})", value="")]
     choices += [element("option", f"{word} ({count})", value=word) for word, count in counts]
-    by_kind = {kind: [line for line in lines if line.claim.kind == kind] for kind in KIND_TITLES}
+    found = {
+        group: [line for line in lines if in_group(line.claim, *group)]
+        for group in groups(lines, list(KIND_TITLES))
+    }
     intro = "What the papers say, what we measured, and whether the one supports the other."
     if not lines:
         intro = "No file of claims was found; --claims names one."
@@ -212,12 +226,14 @@ def _board(lines: Sequence[Verdict], places: Mapping[str, str]) -> Html:
         )
         if lines
         else None,
-        *(_claims(kind, found, places) for kind, found in by_kind.items() if found),
+        *(_claims(*group, members, places) for group, members in found.items()),
         aria_labelledby="board",
     )
 
 
-def _claims(kind: str, lines: Sequence[Verdict], places: Mapping[str, str]) -> Html:
+def _claims(
+    kind: str, heading: str | None, lines: Sequence[Verdict], places: Mapping[str, str]
+) -> Html:
     names = ("Verdict", "Claim", "Measured, with 95 % interval", "Published")
     head = (element("th", name, scope="col") for name in names)
     rows = element(
@@ -227,14 +243,17 @@ def _claims(kind: str, lines: Sequence[Verdict], places: Mapping[str, str]) -> H
         element("tbody", *(_claim(line, places) for line in lines)),
         class_="claims",
     )
-    title = element("summary", f"{KIND_TITLES[kind]} ({len(lines)})")
+    where = f", {heading}" if heading else ""
+    title = element("summary", f"{KIND_TITLES[kind]}{where} ({len(lines)})")
     return element("details", title, rows, open=kind == "primary")
 
 
 def _claim(line: Verdict, places: Mapping[str, str]) -> Html:
     claim, measured = line.claim, line.measured
-    style = line.verdict.replace(" ", "-")
-    sign = SIGNS.get(line.verdict, "○")
+    known = {True: ("holds", "✓"), False: ("fails", "✕")}
+    style, sign = line.verdict.replace(" ", "-"), SIGNS.get(line.verdict, "○")
+    if line.holds is not None and line.verdict != "equivalent":
+        style, sign = known[line.holds]
     badge = element(
         "span",
         element("span", sign, aria_hidden="true"),
@@ -252,13 +271,9 @@ def _claim(line: Verdict, places: Mapping[str, str]) -> Html:
         found = Measure(measured.mean, measured.low, measured.high, measured.n)
         decimals = max(decimals_for((found.mean, found.low, found.high)) - 1, 0)
         unit = "log ratio " if claim.transform == "log" else ""
-        seeds = seed_count(measured.n) + (
-            f", {measured.dropped} dropped" if measured.dropped else ""
-        )
-        if line.at_floor.runs:
-            seeds += f"; {line.at_floor.runs} of {line.at_floor.measured} runs at the floor"
+        seeds = rests_on(line)
         if line.seeds_needed is not None:
-            seeds += f"; about {line.seeds_needed} needed"
+            seeds += f"; {line.seeds_needed} needed for 80 % power"
         if line.p_adjusted is not None:
             seeds += f"; p {line.p_adjusted:.2g} (Holm)"
         shown = element(
@@ -299,7 +314,8 @@ def _claim(line: Verdict, places: Mapping[str, str]) -> Html:
 
 
 def _symmetry(comparisons: Sequence[Comparison]) -> Html:
-    head = ("Task", "Where", "Source", "Metric", "Cell", "ln(cell / cosine)", "95 % interval", "n")
+    head = ("Task", "Where", "Source", "Metric", "Cell", "ln(cell / cosine)", "95 % interval")
+    head = (*head, "n", "Steps")
     rows = [
         element(
             "tr",
@@ -311,6 +327,7 @@ def _symmetry(comparisons: Sequence[Comparison]) -> Html:
             element("td", number(found.ratio.mean, 3, signed=True), class_="num"),
             element("td", interval(found.ratio, 3, signed=True), class_="num"),
             element("td", str(found.ratio.n or "–"), class_="num"),
+            element("td", _plain_steps(found.steps), class_="num"),
         )
         for found in comparisons
     ]
@@ -356,6 +373,8 @@ def _study(study: Study, claims: Collection[str]) -> Html:
     facts = f"{study.finished} of {study.runs} runs finished · {seed_count(len(seeds))}"
     if failed:
         facts += f" · {failed} without a result"
+    if steps := steps_text(all_steps(x for panel in study.panels for x in panel.steps)):
+        facts += f" · {steps} of the optimiser"
     return element(
         "section",
         element("h2", study.name, id=f"study-{study.name}"),
@@ -373,7 +392,7 @@ def _study(study: Study, claims: Collection[str]) -> Html:
 def _panel(study: Study, place: int, claims: Collection[str]) -> Html:
     panel = study.panels[place]
     body = (
-        [_roles(panel), *_comparison(study, panel)]
+        [_roles(panel), _steps_note(panel), *_comparison(study, panel)]
         if panel.treatment
         else [_picture(study, panel, each, claims) for each in study.pictures[place]]
         + [_metrics_table(panel)]
@@ -385,6 +404,17 @@ def _panel(study: Study, place: int, claims: Collection[str]) -> Html:
         class_="panel",
         data_panel=panel_id(study, place),
     )
+
+
+def _steps_note(panel: Panel) -> Html | None:
+    """What every chart and table of a part is about: networks after so many steps."""
+    steps = steps_text(all_steps(panel.steps))
+    note = f"All charts and tables of this part are about networks after {steps} of the optimiser."
+    return element("p", note, class_="muted") if steps else None
+
+
+def _plain_steps(steps: Steps) -> str:
+    return steps_text(steps).removesuffix(" steps") or "–"
 
 
 def _picture(study: Study, panel: Panel, picture: Picture, claims: Collection[str]) -> Html:
@@ -452,10 +482,41 @@ def _comparison(study: Study, panel: Panel) -> list[Html | None]:
         _controls(panel),
         element("div", *figures, class_="figures"),
         scrolled(f"{study.name}, results by condition", _results_table(panel)),
+        _together(panel),
         _floor(panel),
         _delta_cv(panel, published=study.published),
         _heat_maps(panel),
     ]
+
+
+def _together(panel: Panel) -> Html | None:
+    """The paired differences of several accuracies side by side: they are not equally sensitive."""
+    found = [panel.metrics[name] for name in TOGETHER if name in panel.metrics]
+    if len(found) < 3:
+        return None
+    base = _level(panel.treatment, panel.levels[panel.baseline or 0])
+    rows = []
+    for place, condition in enumerate(panel.conditions):
+        differences = [metric.difference[place] for metric in found]
+        if all(x is None for x in differences):
+            continue
+        level = _level(panel.treatment, panel.levels[condition.level])
+        cells = []
+        for metric, x in zip(found, differences, strict=True):
+            mean = number(x and x.mean, metric.decimals, signed=True)
+            ends = element("span", interval(x, metric.decimals, signed=True), class_="muted")
+            cells.append(element("td", f"{mean} ", ends, class_="num"))
+        where = panel.contexts[condition.context]
+        name = f"{level}, {where}" if where else level
+        steps = element("td", _plain_steps(panel.steps[place]), class_="num")
+        rows.append(element("tr", element("th", name, scope="row"), *cells, steps))
+    head = (f"Minus {base}", *(metric.name for metric in found), "Steps")
+    title = "Accuracies side by side, paired differences with 95 % intervals over seeds"
+    return element(
+        "details",
+        element("summary", title),
+        scrolled(title, table(head, rows, numbers_from=1)),
+    )
 
 
 def _delta_cv(panel: Panel, *, published: bool) -> Html | None:
@@ -650,7 +711,7 @@ def _results_table(panel: Panel) -> Html:
     """Every condition's numbers for the study's metric; another metric is put in their place."""
     metric = panel.metrics[str(panel.primary)]
     base = _level(panel.treatment, panel.levels[panel.baseline or 0])
-    names = [panel.treatment or "", "Mean", "95 % interval", "Seeds", f"Minus {base}"]
+    names = [panel.treatment or "", "Mean", "95 % interval", "Seeds", "Steps", f"Minus {base}"]
     crossed = next((each for each in panel.metrics.values() if each.crossed is not None), None)
     names += ["95 % interval", *(["Seeds and examples"] if crossed else [])]
     names += ["Effect size", "Seen from"]
@@ -694,8 +755,7 @@ def _crossed_note(metric: Metric) -> str:
     examples = f"{found[0].examples:,}"
     return (
         f"Seeds and examples: the difference of {metric.name} with both drawn anew, so that the "
-        f"interval also covers other test examples of this kind than these {examples} (crossed "
-        f"bootstrap, {RESAMPLES} draws). "
+        f"interval also covers other test examples of this kind than these {examples}. "
     )
 
 
@@ -708,6 +768,7 @@ def _result_row(panel: Panel, metric: Metric, place: int, *, crossed: bool) -> H
         ("mean", number(found.mean, decimals)),
         ("interval", interval(found, decimals)),
         ("seeds", seeds),
+        ("steps", _plain_steps(panel.steps[place])),
         ("difference", number(difference and difference.mean, decimals, signed=True)),
         ("difference-interval", interval(difference, decimals, signed=True)),
         *([("crossed", _crossed_text(metric, place))] if crossed else []),
@@ -725,7 +786,7 @@ def _result_row(panel: Panel, metric: Metric, place: int, *, crossed: bool) -> H
 
 def _crossed_text(metric: Metric, place: int) -> str:
     found = metric.crossed[place] if metric.crossed is not None else None
-    ends = Measure(found.mean, found.low, found.high, found.seeds) if found else None
+    ends = Measure(found.mean, found.low, found.high, found.n) if found else None
     return interval(ends, metric.decimals, signed=True)
 
 
@@ -798,9 +859,12 @@ def _heat_map(panel: Panel, found: HeatMap) -> Html:
     )
     context = panel.contexts[found.context]
     title = f"{found.metric}, {context}" if context else found.metric
+    members = zip(panel.conditions, panel.steps, strict=True)
+    steps = steps_text(all_steps(x for c, x in members if c.context == found.context))
+    after = f", after {steps}" if steps else ""
     cells = element(
         "table",
-        element("caption", element("b", title), f", by the cell in scoring. {note}"),
+        element("caption", element("b", title), f", by the cell in scoring{after}. {note}"),
         element("thead", head),
         element("tbody", *rows),
         class_="heat-map",

@@ -17,14 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from offsphere.analysis.stats import (
-    CrossedInterval,
-    Estimate,
-    crossed_bootstrap,
-    estimate,
-    smallest_difference,
-    two_by_two,
-)
+from offsphere.analysis.measuring import SAME_MEAN
+from offsphere.analysis.power import smallest_difference
+from offsphere.analysis.stats import Estimate, crossed, estimate, two_by_two
 from offsphere.analysis.tables import AtFloor, at_floor
 from offsphere.analysis.tasks import Reference, Role, outcomes_of, published_variance, role_of
 from offsphere.names import CELLS, CORNERS, parse_cell
@@ -38,7 +33,7 @@ BOOKKEEPING = frozenset(
     (
         *("run", "part", "status", "reason", "script", "commit", "dirty", "data_hash", "seed"),
         *("study", "out", "device", "workers", "checkpoint_every", "resume", "loggers", "progress"),
-        *("download", "root", "cache", "allow_pipe", "save_views", "save_embeddings"),
+        *("download", "root", "data_root", "cache", "allow_pipe", "save_views", "save_embeddings"),
         *("devices", "nodes", "similarities", "reader", "reader_passages"),
     )
 )
@@ -67,9 +62,10 @@ TRAINING_METRICS = (
     "train/exponent_left",
     "train/exponent_right",
 )
-CURVES = ("test/", "train/loss", "train/contrastive", *TRAINING_METRICS[1:10])
+EXPONENTS = ("train/exponent_left", "train/exponent_right")
+CURVES = ("test/", *EXPONENTS, "train/loss", "train/contrastive", *TRAINING_METRICS[1:10])
 MOST_METRICS = 32
-MOST_CURVES = 9
+MOST_CURVES = 11
 CURVE_POINTS = 40
 QUERY_CV = "test/norm_query_cv"
 BINS = 40
@@ -78,10 +74,6 @@ WIDE_RANGE = 8.0
 SCORED = re.compile(r"^(test/.+)_scored_(.+)$|^(test/knn_embedding)_(cosine|dot)$")
 ALONG = ("batch_size", "temperature", "variance_weight")
 LONGEST_NAME = 80
-RESAMPLES = 400
-"""Of the crossed bootstrap: a page of many contrasts stays quick to write."""
-SAME_MEAN = 1e-4
-"""A metric is the mean of an outcome if no run's two numbers differ by more; else of another."""
 
 
 class Measure(NamedTuple):
@@ -100,6 +92,9 @@ class Condition:
     context: int
     level: int
     runs: tuple[str, ...]
+
+
+Steps = tuple[int, int] | None
 
 
 class Square(NamedTuple):
@@ -128,7 +123,7 @@ class Metric:
     """The difference that this many seeds see with 80 % power."""
     squares: dict[int, Square]
     """By context, where all four corner cells are there."""
-    crossed: list[CrossedInterval | None] | None = None
+    crossed: list[Estimate | None] | None = None
     """The difference with an interval over seeds and examples, where outcomes were kept."""
 
 
@@ -200,6 +195,8 @@ class Panel:
     reference: list[Reference]
     at_floor: list[AtFloor]
     """Per condition."""
+    steps: list[Steps]
+    """Per condition the fewest and the most optimiser steps of its runs."""
     delta_cv: dict[int, Measure]
     """By context, in retrieval: the variation of the queries' norms under dnorm over that under
     dot (the paper's Delta-CV), seed by seed."""
@@ -291,8 +288,8 @@ def read_panel(
     over, drawn = read_curves(frame, curves)
     metrics = {each: read_metric(frame, each) for each in chosen}
     for each in chosen if treatment is not None else []:
-        if (crossed := read_crossed(frame, metrics[each], examples)) is not None:
-            metrics[each] = replace(metrics[each], crossed=crossed)
+        if (both := read_crossed(frame, metrics[each], examples)) is not None:
+            metrics[each] = replace(metrics[each], crossed=both)
             break
     return Panel(
         name=name,
@@ -314,7 +311,31 @@ def read_panel(
         reference=published_variance() if by_batch and losses == {"nt_xent"} else [],
         delta_cv=read_delta_cv(frame),
         at_floor=[at_floor(runs, c.runs, chosen[0] if chosen else "") for c in conditions],
+        steps=[read_steps(once, c.runs) for c in conditions],
     )
+
+
+def read_steps(runs: pd.DataFrame, names: Sequence[str]) -> Steps:
+    """The fewest and the most optimiser steps of these runs, None where no run says."""
+    if "run/steps" not in runs.columns:
+        return None
+    found = numbers(runs.loc[list(names), "run/steps"])
+    found = found[np.isfinite(found)]
+    return (int(found.min()), int(found.max())) if len(found) else None
+
+
+def all_steps(steps: Iterable[Steps]) -> Steps:
+    """The fewest and the most steps of several conditions."""
+    known = [pair for pair in steps if pair is not None]
+    return (min(low for low, _ in known), max(high for _, high in known)) if known else None
+
+
+def steps_text(steps: Steps) -> str:
+    """How many optimiser steps figures come from, in words; nothing where no run says."""
+    if steps is None:
+        return ""
+    fewest, most = steps
+    return f"{fewest:,} steps" if fewest == most else f"{fewest:,} to {most:,} steps"
 
 
 def parts_of(runs: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]:
@@ -395,12 +416,12 @@ def read_metric(frame: Frame, name: str) -> Metric:
 
 def read_crossed(
     frame: Frame, metric: Metric, examples: Mapping[str, Mapping[str, Array]]
-) -> list[CrossedInterval | None] | None:
+) -> list[Estimate | None] | None:
     """Each paired difference over seeds and examples; None if no outcome has the metric's mean."""
     outcomes = outcomes_of(metric.name)
     rows = [_outcome_rows(frame, condition, outcomes, examples) for condition in frame.conditions]
     size = next((x.shape[1] for x in rows if x is not None), 0)
-    found: list[CrossedInterval | None] = []
+    found: list[Estimate | None] = []
     for place, condition in enumerate(frame.conditions):
         base = frame.baseline_of(condition)
         treated, control = rows[place], None if base is None else rows[base]
@@ -413,7 +434,7 @@ def read_crossed(
             return None
         whole = int((~np.isnan(treated - control)).all(axis=1).sum())
         enough = whole > 1 and size > 1
-        found.append(crossed_bootstrap(treated, control, resamples=RESAMPLES) if enough else None)
+        found.append(crossed([treated - control]) if enough else None)
     return found if any(x is not None for x in found) else None
 
 
@@ -454,6 +475,9 @@ def read_curves(frame: Frame, curves: pd.DataFrame) -> tuple[str, dict[str, list
         for name in sorted(set(curves["name"]))
         if name == wanted or (wanted == "test/" and name.startswith("test/"))
     ]
+    cells = frame.runs["cell"] if "cell" in frame.runs.columns else []
+    if not any(corner_of(text_of(cell)) == "learnable" for cell in cells):
+        names = [name for name in names if name not in EXPONENTS]
     names = list(dict.fromkeys(names))[:MOST_CURVES]
     of_names = curves[curves["name"].isin([*names, "samples"])]
     by_run = dict(iter(of_names.groupby("run", sort=False)))

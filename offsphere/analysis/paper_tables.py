@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offsphere.analysis.digest import Study
-from offsphere.analysis.panels import Panel, file_name
+from offsphere.analysis.panels import Panel, file_name, steps_text
 from offsphere.analysis.tables import export
 from offsphere.analysis.words import mean_and_interval, plain, spoken, words_of
 from offsphere.names import unknown
@@ -66,6 +66,7 @@ def results_table(panel: Panel, metrics: Sequence[str]) -> pd.DataFrame:
                     "low": found.low,
                     "high": found.high,
                     "seeds": found.n,
+                    "steps": _steps(panel, place),
                     "missing": metric.missing[place],
                     "difference": difference.mean if difference else None,
                     "difference low": difference.low if difference else None,
@@ -94,6 +95,7 @@ def paper_table(panel: Panel, metrics: Sequence[str]) -> pd.DataFrame:
             row[words.titled] = mean_and_interval(metric.summary[place], metric.decimals)
             row[change] = mean_and_interval(metric.difference[place], metric.decimals, signed=True)
         row["seeds"] = min((metric.summary[place].n for _, metric in written), default=0)
+        row["steps"] = _steps(panel, place)
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -106,4 +108,10 @@ def _alone(panel: Panel, name: str) -> dict[str, Any]:
         "metric": metric.name,
         "value": mean_and_interval(found, max(metric.decimals, 3)),
         "seeds": found.n,
+        "steps": _steps(panel, 0),
     }
+
+
+def _steps(panel: Panel, place: int) -> str:
+    """The optimiser steps of a condition's runs, without which no figure says much."""
+    return steps_text(panel.steps[place]).removesuffix(" steps")

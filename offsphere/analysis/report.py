@@ -17,7 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from offsphere.analysis.answer import header
-from offsphere.analysis.claims import Claim, Verdict, evaluate_claims, load_claims
+from offsphere.analysis.claim_file import Claim, load_claims
+from offsphere.analysis.claims import Verdict, evaluate_claims
 from offsphere.analysis.digest import compare_with_cosine, read_study
 from offsphere.analysis.paper_tables import check_metrics, write_tables
 from offsphere.analysis.tables import RUNS, run_folders

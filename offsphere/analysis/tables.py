@@ -240,6 +240,23 @@ def run_vectors(
     return {name: vector for name, vector in found.items() if vector.ndim == 1}
 
 
+def examples_by_run(folder: str | Path, keep: Callable[[str], bool]) -> dict[str, dict[str, Array]]:
+    """Per run its per-example vectors whose names are to be kept, with the digits of a table."""
+    found: dict[str, dict[str, Array]] = {}
+    if (Path(folder) / EXAMPLES).exists():
+        table = read_examples(Path(folder) / EXAMPLES)
+        kept = [name for name in map(str, table["outcome"].unique()) if keep(name)]
+        table = table[table["outcome"].isin(kept)]
+        for key, values in table.groupby(["run", "outcome"], observed=True)["value"]:
+            run, outcome = (str(part) for part in key)  # pyright: ignore[reportGeneralTypeIssues]
+            found.setdefault(run, {})[outcome] = values.to_numpy(float)
+    for path in run_folders(folder):
+        if (path / "examples.safetensors").exists():
+            vectors = run_vectors(path, keep)
+            found[path.name] = {name: as_stored(name, x) for name, x in vectors.items()}
+    return found
+
+
 def joined(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Curves, or per-example outcomes, as one table in its order."""
     import pandas as pd

@@ -87,6 +87,9 @@ def role_of(script: str, settings: Mapping[str, Any]) -> Role:
 
 def outcomes_of(metric: str) -> tuple[str, ...]:
     """The per-example outcomes whose mean a metric of the lanes is; of several, their mean."""
+    if metric.startswith("untrained/"):
+        after = outcomes_of(metric.replace("untrained/", "test/", 1))
+        return tuple(f"untrained_{name}" for name in after)
     name = metric.removeprefix("test/")
     if name == "mean_r1":
         return ("i2t_hit1", "t2i_hit1")

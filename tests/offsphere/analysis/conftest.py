@@ -83,6 +83,8 @@ def _small_batch(folder: Path) -> None:
                     row |= {"loss": loss, "batch_size": batch, "variance_weight": weight}
                     gain = {32: 0.08, 128: 0.03, 512: 0.0}[batch] * (weight > 0)
                     row["test/probe"] = 0.6 + 0.01 * seed % 0.05 + gain + rng.normal(0, 0.003)
+                    row["test/knn"] = row["test/probe_embedding"] = row["test/probe"] - 0.1
+                    row["run/steps"] = 40_000 // batch
                     row["train/negative_variance"] = 0.15 - 0.05 * (weight > 0)
                     rows.append(row | {"run/seconds": 36.0})
     _write(folder, rows, [], [])

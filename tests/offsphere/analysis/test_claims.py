@@ -10,18 +10,16 @@ import pandas as pd
 import pytest
 import yaml
 
-from offsphere.analysis import claims as module
+from offsphere.analysis import claims as claims_module
+from offsphere.analysis import exact as module
 from offsphere.analysis import page
-from offsphere.analysis.claims import (
-    board,
-    evaluate_claims,
-    load_claims,
-    main,
-    measure,
-    names_a_test,
-)
-from offsphere.analysis.stats import claim_p_values, holm, interaction, paired_difference
+from offsphere.analysis.claim_file import load_claims
+from offsphere.analysis.claims import board, evaluate_claims, main
+from offsphere.analysis.exact import names_a_test
+from offsphere.analysis.measuring import measure
+from offsphere.analysis.stats import holm, interaction, paired_difference
 from offsphere.analysis.tables import write_runs
+from offsphere.analysis.verdicts import claim_p
 from offsphere.config import settings as settings_of
 from vision.train_simclr import Config as SimClrConfig
 
@@ -81,8 +79,12 @@ def claim(path: Path, **changes: object):
 
 def test_the_shipped_board_is_sound():
     claims = load_claims(CLAIMS)
-    kinds = [claim.kind for claim in claims]
-    assert 5 <= kinds.count("primary") <= 10
+    primaries = [claim for claim in claims if claim.kind == "primary"]
+    headings = [claim.heading for claim in primaries]
+    assert set(headings) == {"trained networks", "short runs"}
+    assert headings.count("short runs") == 10
+    assert headings.count("trained networks") <= 12
+    assert all(claim.planned and claim.gates for claim in primaries)
     studies = {path.stem for path in (ROOT / "configs" / "studies").glob("*.yaml")}
     assert {claim.study for claim in claims if claim.study} <= studies
     assert all(re.fullmatch(r"[a-z0-9-]+", claim.id) for claim in claims)
@@ -162,8 +164,8 @@ def test_faults_of_the_whole_file(tmp_path):
     path = tmp_path / "claims.yaml"
     with pytest.raises(ValueError, match="'dot' is used twice"):
         load_claims(write_claims(path, PRIMARY, PRIMARY))
-    many = [PRIMARY | {"id": f"claim-{k}"} for k in range(11)]
-    with pytest.raises(ValueError, match="11 primary claims, at most 10"):
+    many = [PRIMARY | {"id": f"claim-{k}"} for k in range(13)]
+    with pytest.raises(ValueError, match="13 primary claims, at most 12"):
         load_claims(write_claims(path, *many))
     for text in ("a: [", "", "claims: 3"):
         path.write_text(text)
@@ -234,10 +236,10 @@ def test_runs_at_the_floor_are_counted_where_the_claim_rests_on_them(tmp_path):
     table["train/loss"] = other["train/loss"] = 1.0
     root = results(tmp_path, cells=pd.concat([table, other]))
     first, second = evaluate_claims(load_claims(path), root)
-    assert (first.verdict, first.at_floor) == ("supported", (3, 8))
+    assert (first.verdict, first.at_floor) == ("shown beyond the margin", (3, 8))
     assert second.at_floor == (0, 0)
     assert "n=4, 3 of 8 runs at the floor" in board([first, second])
-    assert "4 seeds; 3 of 8 runs at the floor" in str(page._claim(first, {}))
+    assert "n=4, 3 of 8 runs at the floor" in str(page._claim(first, {}))
 
 
 def test_two_metrics_of_one_run_and_a_value_to_compare_with(tmp_path):
@@ -308,38 +310,87 @@ def test_planted_effects_and_nulls_on_the_board(tmp_path, n):
     root = results(tmp_path, effect=cells(n, 0.2, 1), null=cells(n, 0.0, 2))
     lines = {line.claim.id: line for line in evaluate_claims(claims, root)}
     assert {name: line.verdict for name, line in lines.items()} == {
-        "effect": "supported",
-        "reverse": "contradicted",
+        "effect": "shown beyond the margin",
+        "reverse": "the opposite shown",
         "null": "equivalent",
         "same": "equivalent",
         "absent": "not run",
         "figure": "measured",
     }
     assert lines["absent"].sentence == "offsphere study configs/studies/absent.yaml"
-    # One family: two questions per measured claim, one true null per claim at most.
-    pairs = [
-        claim_p_values(measured, line.claim.expect, 0.05)
+    # One family: a claim that is not measured yet counts with p = 1.
+    raw = [
+        1.0 if line.measured is None else claim_p(line.measured, line.claim.expect, 0.05)
         for line in lines.values()
-        if line.claim.expect and (measured := line.measured)
+        if line.claim.expect
     ]
-    adjusted = holm([p for pair in pairs for p in pair] + [1.0], most_true=5)
+    assert raw[4] == 1.0
+    adjusted = holm(raw)
     assert lines["effect"].p_adjusted == pytest.approx(adjusted[0])
-    assert lines["same"].p_adjusted == pytest.approx(adjusted[6])
+    assert lines["same"].p_adjusted == pytest.approx(adjusted[3])
 
 
-def test_the_p_value_is_that_of_the_test_the_verdict_rests_on(tmp_path):
-    """A difference may be sure and still far inside the margin: it is a difference then."""
-    wide = PRIMARY | {"study": "effect", "margin": 0.5, "margin_from": "ours"}
-    (line,) = evaluate_claims(
-        load_claims(write_claims(tmp_path / "claims.yaml", wide)),
-        results(tmp_path, effect=cells(10, 0.02, 1)),
-    )
-    assert line.verdict == "supported"
+def test_each_heading_is_a_family_of_its_own(tmp_path):
+    others = [PRIMARY | {"id": f"other-{k}", "study": "absent"} for k in range(9)]
+    entries = [{"heading": "new"}, PRIMARY, {"heading": "old"}, *others]
+    path = write_claims(tmp_path / "c.yaml", *entries)
+    claims = load_claims(path)
+    assert [claim.heading for claim in claims] == ["new"] + ["old"] * 9
+    lines = evaluate_claims(claims, results(tmp_path, cells=cells(5, 0.03)))
+    assert lines[0].measured is not None
+    assert lines[0].p_adjusted == pytest.approx(lines[0].measured.p)
+    shown = board(lines)
+    assert "# primary, new: fixed in advance, one Holm family of 1, alpha 5%" in shown
+    assert "# primary, old: fixed in advance, one Holm family of 9, alpha 5%" in shown
+    many = [PRIMARY | {"id": f"more-{k}"} for k in range(12)]
+    load_claims(write_claims(path, *many, {"heading": "old"}, PRIMARY))
+    with pytest.raises(ValueError, match="13 primary claims under 'old', at most 12"):
+        load_claims(write_claims(path, {"heading": "old"}, PRIMARY, *many))
+
+
+def test_no_figure_before_the_planned_pairs_have_ended(tmp_path):
+    table = cells(5, 0.2)
+    last = table["run"].str.startswith("dot-seed4")
+    table.loc[last, "test/probe"] = math.nan
+    table.loc[last, "status"] = "running"
+    claims = load_claims(write_claims(tmp_path / "c.yaml", PRIMARY | {"planned": 5}))
+    (line,) = evaluate_claims(claims, results(tmp_path, cells=table))
+    assert (line.verdict, line.sentence, line.measured) == ("running", "4 of 5", None)
+    assert "running: 4 of 5" in board([line])
+    # A run that failed has ended: its pair is dropped, and the claim is judged by the others.
+    table.loc[last, "status"] = "failed"
+    (line,) = evaluate_claims(claims, results(tmp_path, cells=table))
+    assert line.verdict == "shown beyond the margin"
     assert line.measured is not None
-    difference, inside = claim_p_values(line.measured, "greater", 0.5)
-    assert inside is not None
-    assert inside < difference < 0.05
-    assert line.p_adjusted == pytest.approx(holm([difference, inside], most_true=1)[0])
+    assert (line.measured.n, line.measured.dropped) == (4, 1)
+
+
+def test_the_untrained_network_is_the_baseline_without_information(tmp_path):
+    table = cells(4, 0.02)
+    table["untrained/probe"] = 0.4 + 0.01 * table["seed"]
+    alone = {"effect": None, "where": {"cell": "dot"}}
+    found = measure(claim(tmp_path, against="untrained", **alone), table)
+    assert found.mean == pytest.approx(by_cell(table, "dot").mean() - 0.415)
+    with pytest.raises(ValueError, match="'against: untrained' needs one test metric"):
+        claim(tmp_path, against="untrained", metric="train/loss", **alone)
+
+
+def test_the_contrast_of_trained_minus_untrained_stands_beside_it(tmp_path):
+    table = cells(4, 0.03)
+    table["untrained/probe"] = 0.3 + 0.02 * (table["cell"] == "dot")
+    table["run/steps"] = [3125, 78] * 4
+    (line,) = evaluate_claims([claim(tmp_path)], results(tmp_path, cells=table))
+    assert line.by_training is not None
+    assert line.measured is not None
+    assert line.by_training.mean == pytest.approx(line.measured.mean - 0.02)
+    said = f"trained minus untrained {line.by_training.mean:+.4g} ["
+    assert f"n=4, 78 to 3,125 steps, {said}" in board([line])
+    on_the_page = str(page._claim(line, {}))
+    assert said in on_the_page
+    assert "78 to 3,125 steps" in on_the_page
+    alike = table.assign(**{"untrained/probe": 0.3})
+    (line,) = evaluate_claims([claim(tmp_path)], results(tmp_path, cells=alike))
+    assert line.by_training is None
 
 
 def test_a_folder_that_is_not_there_is_no_empty_board(tmp_path, capsys):
@@ -356,10 +407,10 @@ def test_holm_takes_back_what_one_claim_alone_would_show(tmp_path):
     table.loc[table["cell"] == "dot", "test/probe"] = values
     root = results(tmp_path, cells=table)
     alone = load_claims(write_claims(tmp_path / "1.yaml", PRIMARY))
-    assert evaluate_claims(alone, root)[0].verdict == "supported"
+    assert evaluate_claims(alone, root)[0].verdict == "shown"
     others = [PRIMARY | {"id": f"other-{k}", "study": "absent"} for k in range(9)]
     family = load_claims(write_claims(tmp_path / "2.yaml", PRIMARY, *others))
-    assert evaluate_claims(family, root)[0].verdict == "inconclusive"
+    assert evaluate_claims(family, root)[0].verdict == "not settled"
 
 
 def test_one_line_per_claim_grouped_and_never_wrapped_in_a_pipe(tmp_path):
@@ -377,7 +428,8 @@ def test_one_line_per_claim_grouped_and_never_wrapped_in_a_pipe(tmp_path):
     assert [line.split()[0] for line in lines] == ["#", "sure", "#", "dot", "#", "figure"]
     assert lines[5].endswith("published: " + " ".join(["a long figure"] * 30))
     assert re.search(
-        r"^dot +primary +supported +\+0\.0\d+ \[\+0\.0\d+, \+0\.0\d+\] +n=5 +published: no figure$",
+        r"^dot +primary +shown, inside the margin +\+0\.0\d+ \[\+0\.0\d+, \+0\.0\d+\] +n=5 +"
+        r"published: no figure$",
         lines[3],
     )
     assert re.search(r"^sure +exact +not run: offsphere claims --run-tests ", lines[1])
@@ -398,13 +450,13 @@ def test_json(tmp_path, capsys):
     first, second = json.loads(capsys.readouterr().out)
     assert (first["claim"]["id"], first["verdict"], first["measured"]["n"]) == (
         "dot",
-        "supported",
+        "shown beyond the margin",
         5,
     )
     assert second["measured"]["low"] is None
 
 
-def test_run_tests_records_what_was_proved(tmp_path, capsys, monkeypatch):
+def test_run_tests_records_what_was_verified(tmp_path, capsys, monkeypatch):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_sums.py").write_text(
         "import pytest\n"
@@ -431,9 +483,9 @@ def test_run_tests_records_what_was_proved(tmp_path, capsys, monkeypatch):
     capsys.readouterr()
     record = json.loads((tmp_path / "results" / "exact.json").read_text())
     assert {name: (found["verdict"], found["passed"]) for name, found in record.items()} == {
-        "whole-test": ("proved", 2),
-        "one-case": ("proved", 1),
-        "in-class": ("proved", 1),
+        "whole-test": ("verified", 2),
+        "one-case": ("verified", 1),
+        "in-class": ("verified", 1),
         "wrong": ("failed", 2),
         "skipped": ("not run", 0),
         "absent": ("not run", 0),
@@ -441,7 +493,7 @@ def test_run_tests_records_what_was_proved(tmp_path, capsys, monkeypatch):
     }
     main(flags)
     shown = capsys.readouterr().out
-    assert re.search(r"whole-test +exact +proved: 2 passed, \d{4}-", shown)
+    assert re.search(r"whole-test +exact +verified: 2 passed, \d{4}-", shown)
     assert "failed: tests/test_sums.py::test_bad failed, " in shown
     assert "not run: tests/test_nothing.py did not run, " in shown
     entries[0]["tests"] = nodes["in-class"]
@@ -484,7 +536,7 @@ def test_somebody_elses_tests_are_not_run_unasked(tmp_path, capsys):
 def test_without_the_tests_nothing_is_recorded(tmp_path, capsys, monkeypatch):
     path = write_claims(tmp_path / "claims.yaml", EXACT)
     monkeypatch.setattr(module, "ROOT", tmp_path)
-    monkeypatch.setattr(module, "OWN", path)
+    monkeypatch.setattr(claims_module, "OWN", path)
     with pytest.raises(SystemExit) as end:
         main([f"--claims={path}", f"--results={tmp_path / 'results'}", "--run-tests"])
     assert end.value.code == 1

@@ -15,7 +15,8 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from offsphere.analysis.captions import CAPTIONS
-from offsphere.analysis.claims import board, evaluate_claims, load_claims
+from offsphere.analysis.claim_file import load_claims
+from offsphere.analysis.claims import board, evaluate_claims
 from offsphere.analysis.digest import read_study
 from offsphere.analysis.pictures import drawings, picture_of, write_pictures
 from offsphere.analysis.report import CLAIMS, write_report

@@ -21,13 +21,12 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from crossmodal.train_clip import Config as ClipConfig
-from offsphere.analysis import digest
+from offsphere.analysis import digest, page, panels, report
 from offsphere.analysis.digest import published_comparisons, read_study
 from offsphere.analysis.figures import write_figures
 from offsphere.analysis.markup import Html, element, number, plain_number
 from offsphere.analysis.panels import (
     BOOKKEEPING,
-    RESAMPLES,
     decimals_for,
     measure,
     measures,
@@ -36,8 +35,14 @@ from offsphere.analysis.panels import (
     varying_settings,
 )
 from offsphere.analysis.report import main, write_report
-from offsphere.analysis.stats import crossed_bootstrap
-from offsphere.analysis.tables import outcome_matrix, read_examples, read_runs, write_runs
+from offsphere.analysis.stats import crossed as over_both
+from offsphere.analysis.tables import (
+    examples_by_run,
+    outcome_matrix,
+    read_examples,
+    read_runs,
+    write_runs,
+)
 from offsphere.analysis.tasks import outcomes_of, role_of
 from offsphere.names import CORNERS
 from text.train_retrieval import Config as RetrievalConfig
@@ -126,7 +131,7 @@ def test_the_square_is_the_mean_of_each_seeds_contrast(symmetry, results):
     assert square.interaction.mean == pytest.approx((cosine - qnorm - dnorm + dot).mean())
 
 
-def test_differences_over_seeds_and_examples_are_the_crossed_bootstraps(symmetry, results):
+def test_differences_over_seeds_and_examples_are_crossed(symmetry, results):
     examples = read_examples(results / "symmetry" / "examples.parquet")
     panel = symmetry.panels[0]
     metric = panel.metrics["test/ndcg10"]
@@ -141,14 +146,14 @@ def test_differences_over_seeds_and_examples_are_the_crossed_bootstraps(symmetry
             outcome_matrix(examples, [f"{c}-seed{s}-{task}" for s in panel.seeds], "ndcg10")
             for c in (cell, "cosine")
         ]
-        expected = crossed_bootstrap(pair[0], pair[1], resamples=RESAMPLES)
+        expected = over_both([pair[0] - pair[1]])
         assert crossed[place] == expected
         difference = metric.difference[place]
         assert difference is not None
-        assert (expected.seeds, expected.examples) == (difference.n, 50)
+        assert (expected.n, expected.examples) == (difference.n, 50)
         assert expected.mean == pytest.approx(difference.mean, abs=1e-9)
-        # Another test set would move the difference too, so the interval is the wider one.
-        assert expected.high - expected.low > difference.high - difference.low
+        # Another test set would move the difference too, so its standard error is larger.
+        assert expected.standard_error > expected.sd / math.sqrt(expected.n)
     assert panel.metrics["test/recall100"].crossed is None
 
 
@@ -170,12 +175,12 @@ def test_an_outcome_with_another_mean_is_not_the_metric():
         return panel.metrics["test/probe"].crossed
 
     found = crossed(half)
-    assert [each and (each.seeds, each.mean) for each in found or []] == [None, (3, 0.0)]
+    assert [each and (each.n, each.mean) for each in found or []] == [None, (3, 0.0)]
     assert crossed(half | {"dot1": {"probe_correct": np.ones(8)}}) is None
     shorter = {"dot1": {"probe_correct": np.array([0.0, 1.0])}}
     assert crossed(half | shorter) is None
     fewer = crossed({run: half[run] for run in half if run != "dot1"})
-    assert [each and (each.seeds, each.dropped) for each in fewer or []] == [None, (2, 1)]
+    assert [each and (each.n, each.dropped) for each in fewer or []] == [None, (2, 1)]
     assert crossed({}) is None
 
 
@@ -242,7 +247,7 @@ def test_histograms_count_every_example_of_every_seed(symmetry, results):
     panel = symmetry.panels[0]
     found = [h for h in panel.histograms if h.context == 0]
     assert [h.outcome for h in found] == ["norm_document"]
-    norms = digest.examples_by_run(results / "symmetry")
+    norms = examples_by_run(results / "symmetry", lambda name: name.startswith("norm"))
     for level, shares in found[0].shares.items():
         runs = panel.conditions[panel.condition(0, level) or 0].runs
         pooled = np.concatenate([norms[run]["norm_document"] for run in runs])
@@ -449,7 +454,7 @@ def test_the_page_has_what_a_reader_looks_for(written):
     texts = " ".join(" ".join(found.texts).split())
     for words in (
         "Does magnitude help only where the two sides play different roles?",
-        "Primary claims (10)",
+        "Primary claims, short runs (10)",
         "Which side is the query.",
         "tie by construction: here left is the query",
         "the loss is nan at step 7 <img",
@@ -566,3 +571,55 @@ def test_a_report_imports_no_torch():
 def test_html_is_not_escaped_twice():
     inner = element("b", "a & b")
     assert element("p", inner, " < c") == Html("<p><b>a &amp; b</b> &lt; c</p>")
+
+
+def test_every_table_says_how_many_steps_its_figures_come_from(results, written):
+    study = read_study(results / "small_batch")
+    panel = study.panels[0]
+    by_batch = {"32": (1250, 1250), "128": (312, 312), "512": (78, 78)}
+    members = zip(panel.conditions, panel.steps, strict=True)
+    assert [(panel.contexts[c.context], steps) for c, steps in members] == [
+        (f"batch_size {batch}", steps) for batch, steps in by_batch.items() for _ in range(2)
+    ]
+    text = " ".join(" ".join(Elements(written.read_text()).texts).split())
+    assert "are about networks after 78 to 1,250 steps of the optimiser" in text
+    assert "4 seeds · 78 to 1,250 steps of the optimiser" in text
+    table = report.results_table(panel)
+    assert table["steps"].tolist() == ["1,250"] * 2 + ["312"] * 2 + ["78"] * 2
+    assert panels.steps_text(None) == ""
+
+
+def test_accuracies_stand_side_by_side(results):
+    panel = read_study(results / "small_batch").panels[0]
+    html = str(page._together(panel))
+    found = Elements(html).texts
+    gain = panel.metrics["test/probe"].difference[1]
+    assert gain is not None
+    assert html.count(f"{gain.mean:+.4f} ") == 3
+    assert "variance_weight 30, batch_size 32" in " ".join(found)
+    assert "1,250" in " ".join(found)
+
+
+@pytest.mark.parametrize(("cell", "drawn"), [("learnable", True), ("dot", False)])
+def test_exponents_over_training_are_drawn_where_they_are_learned(cell, drawn):
+    runs = pd.DataFrame(
+        [
+            {"run": f"{each}{seed}", "status": "finished", "script": "train_simclr", "seed": seed}
+            | {"cell": each, "test/probe": 0.5}
+            for each in ("cosine", cell)
+            for seed in (0, 1)
+        ]
+    )
+    curves = pd.DataFrame(
+        [
+            (f"{cell}{seed}", step, "train/exponent_left", 0.5 - 0.01 * step - 0.1 * seed)
+            for seed in (0, 1)
+            for step in (0, 10)
+        ],
+        columns=["run", "step", "name", "value"],
+    )
+    panel = read_panel("", "train_simclr", runs, None, [], curves, {})
+    assert ("train/exponent_left" in panel.curves) == drawn
+    if drawn:
+        (line,) = panel.curves["train/exponent_left"]
+        assert [point.mean for point in line.points] == pytest.approx([0.45, 0.35])

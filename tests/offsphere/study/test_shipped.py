@@ -10,7 +10,9 @@ import pandas as pd
 import pytest
 
 from crossmodal import train_clip
-from offsphere.analysis.claims import load_claims, measure
+from offsphere.analysis.claim_file import load_claims, untrained_twin
+from offsphere.analysis.gates import failed_gate
+from offsphere.analysis.measuring import ended, measure
 from offsphere.config import to_dict
 from offsphere.study.plan import Run, Script, load_study, main_runs, pilot_runs
 from offsphere.theory import matrix_factorization, norm_growth, planted, simplex
@@ -61,7 +63,6 @@ def test_the_studies_of_the_design_are_there():
         "sts",
         "small_batch",
         "small_batch_tuned",
-        "small_batch_fresh",
         "training_length",
         "clip_variance",
         "within_view",
@@ -89,10 +90,20 @@ def test_a_study_is_accepted_and_its_smoke_edition_needs_no_files(file: Path):
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
 def test_a_claim_finds_one_run_per_seed_on_each_side(claim):
     table = planned(claim.study).copy()
-    for name in str(claim.metric).split(" - "):
-        table[name.strip()] = [1.0 + (0.37 * row) % 1 for row in range(len(table))]
+    names = [name for name, _ in claim.terms]
+    if claim.correlate is not None:
+        starred = [*names, claim.correlate]
+        names = [name.replace("*", where) for name in starred for where in "abcdefghijkl"]
+    for name in [*names, *(gate.metric for gate in claim.gates if gate.metric)]:
+        table[untrained_twin(name)] = 0.1
+        table[name] = [1.0 + (0.37 * row + 0.61 * len(table.columns)) % 1 for row in table.index]
+    table["status"] = "finished"
+    # A gate that asks for what the study does not have would raise.
+    failed_gate(claim, table, {})
+    if claim.planned is not None:
+        assert ended(claim, table) >= claim.planned
     found = measure(claim, table)
     assert found.n >= 3
     if claim.kind == "primary":
-        assert found.n >= 10
+        assert found.n >= (claim.planned or 10)
         assert found.dropped == 0

@@ -1,0 +1,282 @@
+"""What a study's table says about a claim: its contrast over seeds, and over examples. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from offsphere.analysis.claim_file import Claim
+from offsphere.analysis.foreign import is_number
+from offsphere.analysis.stats import Estimate, contrast, correlation, crossed
+from offsphere.analysis.tasks import outcomes_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy import ndarray as Array
+
+SAME_MEAN = 1e-4
+"""A metric is the mean of an outcome if no run's two numbers differ by more; else of another."""
+TEST_SET = ("script", "task", "data_hash")
+"""Runs that differ in one of these were judged on different examples."""
+ENDED = ("finished", "failed")
+
+Examples = Mapping[str, Mapping[str, "Array"]]
+Key = tuple[Any, ...]
+
+
+class Unmatched(Exception):
+    """A claim asks for something that the study's table does not hold."""
+
+
+class Incomplete(Unmatched):
+    """Too few seeds are finished in every arm."""
+
+
+class Arm(NamedTuple):
+    """The runs of one arm, its weight in the contrast and what its settings are called."""
+
+    rows: pd.DataFrame
+    weight: float
+    name: str
+
+
+def measure(claim: Claim, runs: pd.DataFrame, examples: Examples | None = None) -> Estimate:
+    """The claim's contrast over a study's runs, paired by seed.
+
+    Where the runs kept the outcome of every test example, the interval is over seeds and examples.
+    """
+    if claim.correlate is not None:
+        return _correlation(claim, runs)
+    arms = arms_of(claim, runs)
+    values = [_values(claim, arm.rows) for arm in arms]
+    keys = sorted(set().union(*values))
+    stacked = [np.array([found.get(key, math.nan) for key in keys], float) for found in values]
+    complete = ~np.isnan(np.stack(stacked)).any(axis=0)
+    if complete.sum() < 2:
+        raise Incomplete(f"{complete.sum()} of {len(keys)} seeds complete, an interval needs 2")
+    against = float(claim.against) if isinstance(claim.against, float) else 0.0
+    if examples:
+        parts = _example_parts(claim, arms, keys, examples)
+        if parts is not None and (~np.isnan(parts[0]).all(axis=1) == complete).all():
+            return crossed([parts[0] - against, *parts[1:]])
+    weights = [*(arm.weight for arm in arms), -1.0]
+    return contrast([*stacked, np.full(len(keys), against)], weights)
+
+
+def ended(claim: Claim, runs: pd.DataFrame) -> int:
+    """How many pairs have ended, well or not, in every arm."""
+    found: set[Key] | None = None
+    for arm in arms_of(claim, runs):
+        rows = arm.rows
+        if "status" in rows.columns:
+            rows = rows.loc[rows["status"].isin(ENDED)]
+        keys = set(_keys(claim, rows))
+        found = keys if found is None else found & keys
+    return len(found or ())
+
+
+def arms_of(claim: Claim, runs: pd.DataFrame) -> list[Arm]:
+    """The rows of each arm with the arm's weight in the contrast."""
+    rows = matching(claim.where, runs)
+    arms = [Arm(rows, 1.0, "")]
+    for factor in (claim.effect, claim.interaction):
+        if factor is None:
+            continue
+        series = column_of(rows, factor.column)
+        for value in (*factor.plus, *factor.minus):
+            if not equals(series, value).any():
+                raise Unmatched(f"no run with {factor.column}={value}")
+        arms = [
+            Arm(
+                arm.rows.loc[equals(column_of(arm.rows, factor.column), value)],
+                arm.weight * sign,
+                f"{arm.name}, {factor.column}={value}".removeprefix(", "),
+            )
+            for arm in arms
+            for value, sign in factor.arms()
+        ]
+    return arms
+
+
+def matching(where: Mapping[str, Any] | None, runs: pd.DataFrame) -> pd.DataFrame:
+    """The rows that meet the conditions; runs on validation data are for tuning, not for claims."""
+    if "eval_split" in runs.columns:
+        runs = runs.loc[~equals(column_of(runs, "eval_split"), "validation")]
+    for column, wanted in (where or {}).items():
+        series = column_of(runs, column)
+        keep = np.zeros(len(runs), bool)
+        for value in wanted if isinstance(wanted, list) else [wanted]:
+            text = value if isinstance(value, str) else ""
+            if text.startswith("not "):
+                keep |= ~equals(series, text.removeprefix("not "))
+            else:
+                keep |= equals(series, value)
+        runs = runs.loc[keep]
+    if runs.empty:
+        conditions = ", ".join(f"{column}={value}" for column, value in (where or {}).items())
+        raise Unmatched(f"no run with {conditions or 'test data'}")
+    return runs
+
+
+def column_of(runs: pd.DataFrame, name: str) -> pd.Series:
+    """A column that must be there."""
+    if name not in runs.columns:
+        raise Unmatched(f"the study's table has no column {name!r}")
+    return runs.loc[:, name]
+
+
+def equals(series: pd.Series, value: Any) -> np.ndarray:
+    """Which cells hold a value, whether it was written as a number, as a truth value or as text."""
+    import pandas as pd
+
+    if value is None:
+        return series.isna().to_numpy(bool)
+    if pd.api.types.is_bool_dtype(series):
+        wanted = {"true": True, "false": False}.get(str(value).lower())
+        same = series.map(lambda cell: cell is not pd.NA and bool(cell) is wanted)
+    elif pd.api.types.is_numeric_dtype(series):
+        try:
+            same = series == float(value)
+        except ValueError:
+            raise Unmatched(f"the column {series.name!r} holds numbers, not {value!r}") from None
+        same = same.fillna(False)
+    else:
+        same = series.map(lambda cell: cell is not None and str(cell) == str(value))
+    return same.to_numpy(bool)
+
+
+def numbers(runs: pd.DataFrame, name: str) -> Array:
+    """A column as floats, missing as NaN."""
+    column = column_of(runs, name)
+    if not all(is_number(value) for value in column.dropna()):
+        raise Unmatched(f"the column {name!r} holds no numbers")
+    return column.to_numpy(dtype=float, na_value=np.nan)
+
+
+def steps_of(claim: Claim, runs: pd.DataFrame) -> tuple[int, int] | None:
+    """The fewest and the most optimiser steps of the runs that the claim rests on."""
+    if "run/steps" not in runs.columns:
+        return None
+    steps = np.concatenate([numbers(arm.rows, "run/steps") for arm in arms_of(claim, runs)])
+    steps = steps[np.isfinite(steps)]
+    return (int(steps.min()), int(steps.max())) if len(steps) else None
+
+
+def _keys(claim: Claim, rows: pd.DataFrame) -> list[Key]:
+    return list(zip(*(column_of(rows, column) for column in claim.by), strict=True))
+
+
+def _values(claim: Claim, rows: pd.DataFrame) -> dict[Key, float]:
+    """The metric per pairing key; a key with two runs is an error that names what differs."""
+    rows = rows.drop_duplicates("run")
+    if (gaps := [c for c in claim.by if column_of(rows, c).isna().any()]) and len(rows):
+        raise Unmatched(f"a run has no {gaps[0]!r}, by which runs are paired")
+    keys = _keys(claim, rows)
+    if doubled := sorted({key for key in keys if keys.count(key) > 1}):
+        twins = rows.loc[[key == doubled[0] for key in keys]]
+        settings = [name for name in rows.columns if "/" not in name and name != "run"]
+        differ = [name for name in settings if len(set(map(str, column_of(twins, name)))) > 1]
+        pair = ", ".join(f"{k}={v}" for k, v in zip(claim.by, doubled[0], strict=True))
+        raise Unmatched(
+            f"{len(twins)} runs with {pair} differ in {', '.join(differ[:4]) or 'nothing'}: the "
+            "claim's 'where' must choose"
+        )
+    total = np.zeros(len(rows))
+    for name, sign in claim.terms:
+        values = numbers(rows, name)
+        if claim.transform == "log":
+            if (values <= 0).any():
+                raise Unmatched(f"{name} is 0 or less in a run, so it has no logarithm")
+            values = np.log(values)
+        total = total + sign * values
+    return dict(zip(keys, total, strict=True))
+
+
+def _example_parts(
+    claim: Claim, arms: Sequence[Arm], keys: Sequence[Key], examples: Examples
+) -> list[Array] | None:
+    """Pairs x examples of the contrast, one matrix per test set; None if an outcome is missing.
+
+    A logarithm is taken of a run's mean m; its examples enter as log m + (x - m) / m, whose mean is
+    log m and whose spread is that of the logarithm of a mean (the delta method).
+    """
+    parts: dict[tuple[str, ...], Array] = {}
+    for arm in arms:
+        rows = arm.rows.drop_duplicates("run")
+        places = [keys.index(key) for key in _keys(claim, rows)]
+        for name, sign in claim.terms:
+            for place, run, mean, about in zip(
+                places, rows["run"], numbers(rows, name), _test_sets(rows), strict=True
+            ):
+                if math.isnan(mean):
+                    continue
+                found = outcome_of(examples.get(str(run), {}), name)
+                if found is None or abs(found.mean() - mean) > SAME_MEAN:
+                    return None
+                if claim.transform == "log":
+                    found = math.log(mean) + (found - found.mean()) / mean
+                test_set = (*about, str(len(found)))
+                part = parts.setdefault(test_set, np.zeros((len(keys), len(found))))
+                part[place] += arm.weight * sign * found
+    complete = np.ones(len(keys), bool)
+    for arm in arms:
+        values = _values(claim, arm.rows)
+        complete &= np.array([not math.isnan(values.get(key, math.nan)) for key in keys])
+    for part in parts.values():
+        part[~complete] = np.nan
+    return list(parts.values()) or None
+
+
+def outcome_of(kept: Mapping[str, Array], metric: str) -> Array | None:
+    """Per example what a metric is the mean of, if a run kept it.
+
+    Captions that share an image are one example: they are not independent.
+    """
+    names = outcomes_of(metric)
+    vectors = [kept[name] for name in names if name in kept]
+    if len(vectors) < len(names):
+        return None
+    images = [kept[x] for x in ("i2t_hit1",) if x in kept and names[0].startswith(("i2t", "t2i"))]
+    size = min(map(len, [*vectors, *images]))
+    if any(len(x) % size or not np.isfinite(x).all() for x in vectors):
+        return None
+    return np.mean([x.reshape(size, -1).mean(axis=1) for x in vectors], axis=0)
+
+
+def _test_sets(rows: pd.DataFrame) -> list[tuple[str, ...]]:
+    columns = [column_of(rows, name).map(str) for name in TEST_SET if name in rows.columns]
+    return list(zip(*columns, strict=True)) if columns else [()] * len(rows)
+
+
+def _correlation(claim: Claim, runs: pd.DataFrame) -> Estimate:
+    """Fisher's z of the correlation of two metrics over collections, each a mean over the pairs.
+
+    In the metric and in `correlate` a star stands for the collection's name. The interval is over
+    collections, which are what such a claim is a sample of.
+    """
+    rows = matching(claim.where, runs).drop_duplicates("run")
+    starred = [str(claim.correlate), *(name for name, _ in claim.terms)]
+    before, after = starred[0].split("*")
+    names = [c.removeprefix(before).removesuffix(after) for c in map(str, rows.columns)]
+    names = [n for n in names if all(s.replace("*", n) in rows.columns for s in starred)]
+    if len(names) < 4:
+        raise Incomplete(f"{len(names)} collections have {' and '.join(starred)}, it takes 4")
+    x = np.array([np.nanmean(numbers(rows, starred[0].replace("*", n))) for n in names])
+    y = np.zeros(len(names))
+    for name, sign in claim.terms:
+        y += [sign * np.nanmean(numbers(rows, name.replace("*", n))) for n in names]
+    found = correlation(x, y)
+    z, error = math.atanh(found.r), 1 / math.sqrt(found.n - 3)
+    estimate = Estimate(
+        z, z, z, 0.95, error * math.sqrt(found.n), found.n, found.dropped, 1.0, math.nan, 1.0, "t",
+        error=error, dof=1e6,
+    )  # fmt: skip
+    low, high = estimate.interval(0.95)
+    p = 2 * min(estimate.p_above(0.0), estimate.p_below(0.0))
+    return Estimate(
+        z, low, high, 0.95, estimate.sd, found.n, found.dropped, p, math.nan, 1.0, "t",
+        error=error, dof=1e6,
+    )  # fmt: skip
