@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from crossmodal.train_clip import Config as ClipConfig
-from offsphere.analysis import digest, page, panels, report
+from offsphere.analysis import digest, page, panels
 from offsphere.analysis.digest import published_comparisons, read_study
 from offsphere.analysis.figures import write_figures
 from offsphere.analysis.markup import Html, element, number, plain_number
@@ -34,6 +34,7 @@ from offsphere.analysis.panels import (
     tied_columns,
     varying_settings,
 )
+from offsphere.analysis.paper_tables import results_table
 from offsphere.analysis.report import main, write_report
 from offsphere.analysis.stats import crossed as over_both
 from offsphere.analysis.tables import (
@@ -584,7 +585,7 @@ def test_every_table_says_how_many_steps_its_figures_come_from(results, written)
     text = " ".join(" ".join(Elements(written.read_text()).texts).split())
     assert "are about networks after 78 to 1,250 steps of the optimiser" in text
     assert "4 seeds · 78 to 1,250 steps of the optimiser" in text
-    table = report.results_table(panel)
+    table = results_table(panel, [str(panel.primary)])
     assert table["steps"].tolist() == ["1,250"] * 2 + ["312"] * 2 + ["78"] * 2
     assert panels.steps_text(None) == ""
 
