@@ -64,7 +64,7 @@ def _pictures(file: Path) -> Iterator[tuple[int, list[str]]]:
             continue
         try:
             captions = json.loads(line)["captions"]
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             captions = None
         if not (isinstance(captions, list) and all(isinstance(x, str) for x in captions)):
             raise ValueError(

@@ -299,7 +299,8 @@ def _sentence_modules(folder: Path) -> list[str]:
     file = folder / "modules.json"
     if not file.exists():
         return ["Transformer", "Pooling"]
-    kinds = [module["type"].split(".")[-1] for module in json.loads(file.read_text())]
+    modules = [dict(module) for module in _read_json(file, list) if isinstance(module, dict)]
+    kinds = [str(module.get("type")).split(".")[-1] for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise ValueError(
             f"{file} lists the modules {', '.join(kinds)}. Expected a Transformer and a Pooling, "
@@ -308,13 +309,24 @@ def _sentence_modules(folder: Path) -> list[str]:
     return kinds
 
 
+def _read_json(file: Path, kind: type) -> Any:
+    """What a file of sentence-transformers holds, a list or a mapping."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, kind):
+        raise ValueError(f"{file} is damaged: expected a JSON {kind.__name__}.")
+    return found
+
+
 def _pooling(folder: Path, modules: list[str], asked: str) -> str:
     if asked != "auto":
         return asked
     file = folder / f"{modules.index('Pooling')}_Pooling" / "config.json"
     if not file.exists():
         return "mean"
-    config = json.loads(file.read_text())
+    config = _read_json(file, dict)
     named = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
     on = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
     found = [named.get(key) for key in on] or [config.get("pooling_mode")]

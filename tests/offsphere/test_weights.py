@@ -111,6 +111,19 @@ def test_a_folder_with_a_hostile_pickle_or_code_is_refused(tmp_path: Path) -> No
     assert not (tmp_path / "EXECUTED").exists()
 
 
+@pytest.mark.parametrize("text", ["[" * 10**5, "{", "3"])
+def test_damaged_files_of_sentence_transformers_are_named(text: str, tmp_path: Path) -> None:
+    folder = write_bert(tmp_path / "bert", ["a", "b"])
+    (folder / "modules.json").write_text(text)
+    with pytest.raises(ValueError, match=r"modules.json is damaged: expected a JSON list"):
+        hugging_face_encoder(str(folder))
+    (folder / "modules.json").unlink()
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config.json is damaged: expected a JSON dict"):
+        hugging_face_encoder(str(folder))
+
+
 def test_a_wrong_model_file_is_refused(tmp_path: Path) -> None:
     for text, message in (
         ("[" * 10**5, "cannot be read: maximum recursion depth"),
