@@ -76,8 +76,22 @@ def canonical_data(config: DataclassInstance) -> None:
     """Give data one spelling, for a frozen dataclass to call when it is made."""
     for field in fields(config):
         if field.metadata.get("data"):
-            value = _each(named, getattr(config, field.name))
+            value = _each(lambda text: named(_with_kind(text)), getattr(config, field.name))
             object.__setattr__(config, field.name, value)
+
+
+def _with_kind(data: str) -> str:
+    """A bare path that exists, as the data it plainly is; everything else as it was given."""
+    path = Path(data).expanduser()
+    if not data.startswith(("/", ".", "~")) or not path.exists():
+        return data
+    if path.is_file():
+        return {".csv": "csv:", ".tsv": "csv:", ".tar": "wds:"}.get(path.suffix, "") + str(path)
+    if any(path.glob("*.tar")):
+        return f"wds:{path}/*.tar"
+    marks = {"corpus.jsonl": "beir", "sts-train.csv": "stsb"}
+    kind = next((kind for name, kind in marks.items() if (path / name).exists()), "folder")
+    return f"{kind}:{path}"
 
 
 def _each(change: Callable[[str], str], value: Any) -> Any:

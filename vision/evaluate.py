@@ -70,6 +70,9 @@ class Evaluator:
             None if splits.validation is None else extract(encoder, splits.validation, workers)
         )
         outside = None if splits.ood is None else extract(encoder, splits.ood, workers)
+        if not is_labelled(splits.train):
+            self.outcomes = {"norm": test.embedding.norm(dim=1)}
+            return _without_classes(test, outside)
         majority = labels.bincount().argmax()
         metrics = {"test/majority": (truth == majority).double().mean().item()}
 
@@ -107,16 +110,7 @@ class Evaluator:
             metrics |= self._confidence("", layer("embedding"), vote)
         found = clustering(unit(test.backbone), truth, clusters=len(truth.unique()))
         metrics["test/nmi"] = found.nmi
-        for name, x in (("backbone", test.backbone), ("embedding", test.embedding)):
-            norms = norm_statistics(x)
-            metrics[f"test/norm_{name}_mean"] = norms["mean"].item()
-            metrics[f"test/norm_{name}_cv"] = norms["cv"].item()
-            metrics[f"test/rankme_{name}"] = rankme(x).item()
-        if len(test.embedding) > 1:
-            u = unit(test.embedding)
-            mean, variance = negative_statistics(u, u)
-            metrics |= {"test/negative_mean": mean.item()}
-            metrics |= {"test/negative_variance": variance.item()}
+        metrics |= _geometry(test)
         self.outcomes |= {"label": truth, "norm": test.embedding.norm(dim=1)}
         return metrics
 
@@ -175,6 +169,35 @@ def solve_probe(
 def polar(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d+1"]:
     """Direction and norm, [x/|x|; |x|]: a probe can use the one without paying for the other."""
     return torch.cat([unit(x), x.norm(dim=1, keepdim=True)], 1)
+
+
+def is_labelled(images: Images | LazyImages) -> bool:
+    """Whether there is anything to classify: two classes at least."""
+    return len(images.labels.unique()) > 1
+
+
+def _geometry(test: Features) -> dict[str, float]:
+    """What needs no labels: norms, rank, and how the embeddings spread."""
+    metrics = {}
+    for name, x in test._asdict().items():
+        norms = norm_statistics(x)
+        metrics[f"test/norm_{name}_mean"] = norms["mean"].item()
+        metrics[f"test/norm_{name}_cv"] = norms["cv"].item()
+        metrics[f"test/rankme_{name}"] = rankme(x).item()
+    if len(test.embedding) > 1:
+        u = unit(test.embedding)
+        mean, variance = negative_statistics(u, u)
+        metrics |= {"test/negative_mean": mean.item()}
+        metrics |= {"test/negative_variance": variance.item()}
+    return metrics
+
+
+def _without_classes(test: Features, outside: Features | None) -> dict[str, float]:
+    metrics = _geometry(test)
+    if outside is not None:
+        norms = [x.embedding.norm(dim=1) for x in (test, outside)]
+        metrics["test/ood_auroc"] = norm_as_ood(*norms).auroc_small_norm_is_ood
+    return metrics
 
 
 def _both_kinds(correct: Tensor) -> bool:

@@ -20,7 +20,7 @@ from offsphere.training.run import Experiment, eval_exponents, train_run
 from offsphere.training.settings import steps_of
 from offsphere.training.streams import batch_indices, stream, stream_seed
 from offsphere.views import Views, sample_parameters
-from vision.evaluate import Evaluator, validation_knn
+from vision.evaluate import Evaluator, is_labelled, validation_knn
 from vision.images import Images, LazyImages, load_images
 from vision.methods import MoCo, SimCLR, TwoViews
 from vision.settings import VisionSettings
@@ -48,15 +48,17 @@ class Splits:
     def told(self, measured: str) -> str:
         """The data in one line; `measured` is the name of the split that is measured."""
         train, test = self.train, self.test
+        classes = f"{len(train.classes):,} classes" if is_labelled(train) else "without classes"
         skipped = sum(len(x.skipped) for x in (train, test))
         left_out = f", {skipped:,} damaged ones left out" if skipped else ""
         return (
             f"Data: {train.name}: {len(train):,} images to train on, {len(test):,} to measure on "
-            f"({measured}), {len(train.classes):,} classes, {train.image_size} x "
-            f"{train.image_size} pixels{left_out}."
+            f"({measured}), {classes}, {train.image_size} x {train.image_size} pixels{left_out}."
         )
 
 
+LARGE = 48
+"""Pictures up to so many pixels may be shrunk without a word."""
 kept_images = lru_cache(maxsize=4)(load_images)
 """`load_images`, once per process: the workers of a study share what they have decoded."""
 
@@ -200,6 +202,14 @@ def train(
 
     def describe() -> dict[str, object]:
         say(splits().told(settings.eval_split))
+        if not is_labelled(splits().train):
+            say("Norms, rank and variance are measured; kNN, probes and NMI need two classes.")
+        native = splits().train.native
+        if native is not None and native > max(LARGE, settings.image_size):
+            say(
+                f"The pictures (the first is {native} pixels wide or high) are shrunk to "
+                f"{settings.image_size}: --image-size={min(native, 64)} keeps more, at a cost."
+            )
         return splits().describe()
 
     def experiment(folder: RunFolder) -> Experiment:

@@ -100,6 +100,8 @@ class Images:
     """Changes when a pixel, a label or a class name does."""
     skipped: tuple[str, ...] = ()
     """What was wrong with each sample left out under on_bad_sample='skip'."""
+    native: int | None = None
+    """Short side of the first picture on disk, in pixels."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -130,6 +132,7 @@ class LazyImages(torch.utils.data.Dataset):
     fingerprint: str
     """Changes when a file's name or size, a label or a class name does."""
     skipped: tuple[str, ...] = ()
+    native: int | None = None
 
     def __len__(self) -> int:
         return len(self.listing)
@@ -214,18 +217,14 @@ def _in_memory(
     classes: tuple[str, ...],
     skipped: tuple[str, ...],
 ) -> Images:
-    _check_enough(name, len(labels), classes, skipped)
+    _check_enough(name, len(labels), skipped)
     digest = hashlib.sha256(repr((tuple(pixels.shape), classes)).encode())
     digest.update(np.ascontiguousarray(labels.numpy(), np.int64).data)
     digest.update(np.ascontiguousarray(pixels.numpy()).data)
     return Images(name, pixels, labels, classes, digest.hexdigest()[:16], skipped)
 
 
-def _check_enough(name: str, count: int, classes: Sequence[str], skipped: Sequence[str]) -> None:
-    if len(classes) < 2:
-        raise ValueError(
-            f"{name} has {len(classes)} class(es) ({', '.join(classes)}): a probe needs at least 2."
-        )
+def _check_enough(name: str, count: int, skipped: Sequence[str]) -> None:
     if count < 2:
         left_out = f" after leaving out {len(skipped)} bad ones" if skipped else ""
         raise ValueError(
@@ -363,7 +362,8 @@ def _class_folders(
     parts: Sequence[Path], bad: BadSamples
 ) -> tuple[tuple[str, ...], list[tuple[Path, int]]]:
     """Class names over all parts, and each picture with its label, in sorted order."""
-    names = sorted({d.name for part in parts for d in part.iterdir() if d.is_dir()})
+    # Pictures without class folders are one class, which has no name.
+    names = sorted({d.name for part in parts for d in part.iterdir() if d.is_dir()}) or [""]
     pictures = []
     for part in parts:
         for label, name in enumerate(names):
@@ -382,7 +382,10 @@ def _folder_listing(
 
 
 def list_shards(pattern: str, split: str, bad: BadSamples) -> Labelled:
-    """Pictures in tar shards, each with a .cls member that holds its class index."""
+    """Pictures in tar shards, each with a .cls member that holds its class index.
+
+    If the first shard has no such member at all, the pictures have no classes.
+    """
     if split == "test":
         raise ValueError(
             f"The shards {pattern} have no test split of their own: name the test shards with "
@@ -390,10 +393,12 @@ def list_shards(pattern: str, split: str, bad: BadSamples) -> Labelled:
         )
     paths = shard_paths(pattern)
     manifests = {folder: read_manifest(folder) for folder in {path.parent for path in paths}}
+    labelled = any(member.name.endswith(".cls") for member in index_shard(paths[0]).members)
     rows: list[tuple[int, ShardSample]] = []
     homes: dict[str, Path] = {}
     for number, path in enumerate(paths):
-        for sample in scan_shard(path, bad, manifests[path.parent].get(path.name)):
+        facts = manifests[path.parent].get(path.name)
+        for sample in scan_shard(path, bad, facts, labelled=labelled):
             home = homes.setdefault(sample.key, path)
             if home is path:
                 rows.append((number, sample))
@@ -403,7 +408,7 @@ def list_shards(pattern: str, split: str, bad: BadSamples) -> Labelled:
     numbers = [(n, s.image.offset, s.image.size, s.label) for n, s in rows]
     columns = np.array(numbers, np.int64).reshape(len(rows), 4).T
     file, offsets, sizes, labels = (np.ascontiguousarray(column) for column in columns)
-    classes = class_names(paths[0].parent, max(labels, default=-1))
+    classes = class_names(paths[0].parent, max(labels, default=-1)) if labelled else ("",)
     found = Labelled(Listing(paths, file, offsets, sizes, members), labels, classes)
     keys = (f"{paths[f].name}/{member}" for f, member in zip(file, members, strict=True))
     return found.take(carve(keys, split))
@@ -418,7 +423,7 @@ class ShardSample(NamedTuple):
 
 
 def scan_shard(
-    path: Path, bad: BadSamples, facts: ShardFacts | None = None
+    path: Path, bad: BadSamples, facts: ShardFacts | None = None, *, labelled: bool = True
 ) -> Iterator[ShardSample]:
     """The complete samples of a shard in order; `facts` are what its manifest says of it."""
     index = index_shard(path)
@@ -430,7 +435,11 @@ def scan_shard(
         bad.add(problem, "reads what can be read of it")
     with path.open("rb") as file:
         for key, parts in samples:
-            image, label = parts.get("image"), _read_label(path, file, key, parts, bad)
+            if not labelled and "cls" in parts:
+                bad.add(f"{path}: {key} has a label, but those of the first shard have none.")
+                continue
+            image = parts.get("image")
+            label = _read_label(path, file, key, parts, bad) if labelled else 0
             if label is None:
                 continue
             if image is None:
@@ -458,15 +467,17 @@ def _load_listing(
     name: str, found: Labelled, image_size: int | None, bad: BadSamples, memory_limit: int
 ) -> Images | LazyImages:
     """Decode everything into memory if it fits there."""
-    _check_enough(name, len(found), found.classes, bad.messages)
-    size = image_size or native_size(found.listing)
+    _check_enough(name, len(found), bad.messages)
+    native = native_size(found.listing)
+    size = image_size or native
     pixels, keep = load_pictures(found.listing, size, bad, memory_limit)
     kept = found.take(keep)
     labels, skipped = torch.from_numpy(kept.labels), tuple(bad.messages)
     if pixels is not None:
-        return _in_memory(name, pixels, labels, kept.classes, skipped)
-    _check_enough(name, len(kept), kept.classes, skipped)
+        images = _in_memory(name, pixels, labels, kept.classes, skipped)
+        return replace(images, native=native)
+    _check_enough(name, len(kept), skipped)
     digest = kept.listing.digest()
     digest.update("\n".join(kept.classes).encode() + kept.labels.tobytes())
     fingerprint = digest.hexdigest()[:16]
-    return LazyImages(name, kept.listing, labels, kept.classes, size, fingerprint, skipped)
+    return LazyImages(name, kept.listing, labels, kept.classes, size, fingerprint, skipped, native)

@@ -22,6 +22,7 @@ COLUMNS = (  # of the table that closes a run
     ("test/probe", "probe", "{:.1%}"),
     ("untrained/probe", "untrained probe", "{:.1%}"),
     ("test/majority", "largest class", "{:.1%}"),
+    ("test/rankme_embedding", "rank", "{:.1f}"),
     ("train/norm_left_cv", "norm CV", "{:.3f}"),
     ("train/negative_variance", "negative variance", "{:.4f}"),
 )

@@ -113,7 +113,7 @@ def train_run(
         def finish() -> dict[str, object]:
             for name, tensors in experiment.files().items():
                 save_tensors(folder.path / name, tensors)
-            plot_run(folder)
+            plot_run(folder, metrics)
             folder.finish(metrics)
             return folder.metrics()
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from offsphere.command import is_first_process, one_line_errors
 from offsphere.config import parse, told
@@ -15,8 +16,13 @@ from offsphere.progress import say, speaking
 from offsphere.record import RunFolder, run_path
 from offsphere.training.settings import TrainSettings
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 Column = tuple[str, str, str | Callable[[Any], str]]
 """A metric, its title in the closing table, and its format or what spells it."""
+Z = 1.959964
+"""Standard errors on either side of a 95 % interval."""
 
 
 def main(
@@ -68,6 +74,59 @@ def _show(
         for name, _, form in present
     ]
     table.add_row(config.cell, *spelt)
+    _add_certainty(table, present, metrics, folder)
     console = Console()
     console.print(table)
     console.print(f"{folder}: config.yaml, steps.jsonl, metrics.json, run.png", soft_wrap=True)
+
+
+def _add_certainty(
+    table: Table, columns: list[Column], metrics: dict[str, Any], folder: Path
+) -> None:
+    """Under each mean over examples: its 95 % interval, and how many examples there are."""
+    outcomes = _outcomes(folder)
+    found = [interval(name, metrics[name], outcomes) for name, _, _ in columns]
+    if not any(found):
+        return
+    forms = [form if isinstance(form, str) else "{}" for _, _, form in columns]
+    pairs = [
+        (form, bounds[:2] if bounds else ()) for form, bounds in zip(forms, found, strict=True)
+    ]
+    table.add_row("95 %", *("-".join(map(form.format, bounds)) for form, bounds in pairs))
+    table.add_row("of n", *(f"{bounds[2]:,}" if bounds else "" for bounds in found))
+
+
+def _outcomes(folder: Path) -> dict[str, Any]:
+    """What each test example came to, by name; nothing if the run has kept none."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        return load_file(folder / "examples.safetensors")
+    except (OSError, SafetensorError):
+        return {}
+
+
+def interval(name: str, value: float, outcomes: dict[str, Any]) -> tuple[float, float, int] | None:
+    """The 95 % interval of a metric over its test examples, and their number.
+
+    Wilson's for a share of right answers; for another mean (nDCG) 1.96 standard errors. None if
+    the metric is no mean over examples that were kept.
+    """
+    group, _, tail = name.partition("/")
+    right = outcomes.get(f"{tail}_correct", outcomes.get(tail.replace("_r1", "_hit1")))
+    if right is not None and group in ("test", "untrained") and tail not in outcomes:
+        return *wilson(value, len(right)), len(right)
+    own = outcomes.get(tail if group == "test" else f"{group}_{tail}")
+    if own is None or own.ndim != 1 or len(own) < 2 or abs(own.mean() - value) > 1e-4:
+        return None
+    half = Z * float(own.std(ddof=1)) / math.sqrt(len(own))
+    return value - half, value + half, len(own)
+
+
+def wilson(share: float, count: int, z: float = Z) -> tuple[float, float]:
+    """The 95 % interval of a proportion, which stays within 0 and 1 (Wilson 1927)."""
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    spread = math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    half = z / (1 + z * z / count) * spread
+    return max(0.0, middle - half), min(1.0, middle + half)

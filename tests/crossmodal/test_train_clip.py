@@ -28,7 +28,7 @@ from offsphere.training.streams import batch_indices, stream
 
 @pytest.fixture(autouse=True)
 def no_plots(monkeypatch):
-    monkeypatch.setattr(training_run, "plot_run", lambda _folder: None)
+    monkeypatch.setattr(training_run, "plot_run", lambda *_: None)
 
 
 def config(table: Path, out: Path | None = None, **changes) -> Config:

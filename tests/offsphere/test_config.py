@@ -315,6 +315,29 @@ def test_a_telling_name_is_bounded():
     assert len(telling_name(Config(seed=3, data="folder:" + "x" * 500))) <= LONGEST_NAME
 
 
+def test_a_bare_path_is_the_data_it_plainly_is(tmp_path, monkeypatch):
+    from vision.settings import VisionSettings
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("pictures", "shards", "beir", "sts"):
+        (tmp_path / name).mkdir()
+    for name in ("shards/a.tar", "beir/corpus.jsonl", "sts/sts-train.csv", "pairs.csv", "x.txt"):
+        (tmp_path / name).touch()
+
+    def data(text: str) -> str:
+        return VisionSettings(data=text, eval_split="validation").data
+
+    assert data(f"{tmp_path}/pictures/") == f"folder:{tmp_path}/pictures"
+    assert data("./pictures") == "folder:pictures"
+    assert data(f"{tmp_path}/shards") == f"wds:{tmp_path}/shards/*.tar"
+    assert data(f"{tmp_path}/shards/a.tar") == f"wds:{tmp_path}/shards/a.tar"
+    assert data(f"{tmp_path}/beir") == f"beir:{tmp_path}/beir"
+    assert data(f"{tmp_path}/sts") == f"stsb:{tmp_path}/sts"
+    assert data(f"{tmp_path}/pairs.csv") == f"csv:{tmp_path}/pairs.csv"
+    for as_given in (f"{tmp_path}/x.txt", "/no/such/path", "pictures", "emoji", "folder:/a"):
+        assert data(as_given) == as_given
+
+
 def test_help_is_complete_and_imports_nothing_heavy(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -216,10 +216,10 @@ def test_missing_folder_names_the_nearest_parent(tmp_path: Path) -> None:
     assert f"exists is {tmp_path})" in str(caught.value)
 
 
-def test_one_class_is_refused(tmp_path: Path) -> None:
+def test_one_class_is_fine(tmp_path: Path) -> None:
     write_folder(tmp_path, ("only",), 20)
-    with pytest.raises(ValueError, match=r"has 1 class\(es\) \(only\)"):
-        load_images(f"folder:{tmp_path}", split="train")
+    images = load_images(f"folder:{tmp_path}", split="all")
+    assert (len(images), images.classes) == (20, ("only",))
 
 
 def test_too_few_images_are_refused(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def loaded() -> experiment.Splits:
 def quick(monkeypatch, loaded):
     """The data are read once for all runs, and no run is drawn."""
     monkeypatch.setattr(experiment, "load_splits", lambda _settings: loaded)
-    monkeypatch.setattr(training_run, "plot_run", lambda _folder: None)
+    monkeypatch.setattr(training_run, "plot_run", lambda *_: None)
 
 
 def mean(values: list[float]) -> float:
