@@ -440,7 +440,7 @@ def test_gradients_on_ranks_are_those_of_one_process(launched, count: int, tmp_p
     assert launched.wait() == [0] * count, launched.said(0)
     found = [torch.load(f"{tmp_path / 'found'}.{rank}") for rank in range(count)]
     expected = torch.load(f"{tmp_path / 'found'}.0.expected")
-    assert len(expected) == len(LOSSES) * len(CELLS) * 2 + 6 + 4 + 5
+    assert len(expected) == len(LOSSES) * len(CELLS) * 2 + 13 + 4 + 5
     for name in expected:
         assert_alike(found[0][name], expected[name], f"{name} on {count} ranks")
         for other in found[1:]:  # not one bit apart, or weights and queues would drift
