@@ -43,7 +43,19 @@ class TextSettings(TrainSettings):
         "data": (("data",), ("on_bad_sample",)),
         "encoder": (
             ("encoder", "tune", "head"),
-            ("pooling", "towers", "head_hidden", "max_length", "width", "layers", "heads"),
+            (
+                "pooling",
+                "towers",
+                "head_hidden",
+                "max_length",
+                "width",
+                "layers",
+                "heads",
+                "final_norm",
+                "redraw",
+                "tokens",
+                "token_start",
+            ),
         ),
         "measuring": (("eval_split",), ("save_embeddings",)),
     }

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from offsphere.config import run_name
-from offsphere.record import RunFolder
+from offsphere.record import RunFolder, run_path
 from text import captions, pairs
 from text.captions import captions_folder
 from text.pairs import PairBatches, Stage, make_task
@@ -79,7 +78,9 @@ def test_a_run_learns_captions_and_measures_other_collections(
     assert metrics["test/recall100"] == 1.0
     assert "test/cohens_d" not in metrics, "every candidate is relevant to a query"
     assert 0 < metrics["test/tiny/ndcg10"] < 1
-    described = RunFolder(tmp_path / "train_retrieval" / run_name(config)).provenance()["data"]
+    described = RunFolder(run_path(config, script="train_retrieval", out=tmp_path)).provenance()[
+        "data"
+    ]
     assert [described["train"][split] for split in ("train", "validation", "test")] == [50, 8, 8]
 
 

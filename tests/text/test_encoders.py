@@ -9,9 +9,8 @@ import torch
 from safetensors.torch import load_file
 from samples import write_bert
 
-from offsphere.config import run_name
 from offsphere.encoders.text import ScratchEncoder, encode
-from offsphere.record import RunFolder
+from offsphere.record import RunFolder, run_path
 from text import experiment, inputs
 from text import settings as text_settings
 from text.inputs import Inputs
@@ -79,7 +78,7 @@ def test_a_cut_run_goes_on_bit_for_bit(
 
 
 def _folder(config: Config) -> RunFolder:
-    return RunFolder(Path(config.out) / "train_retrieval" / run_name(config))
+    return RunFolder(run_path(config, script="train_retrieval", out=config.out))
 
 
 def _without_times(row: dict) -> dict:

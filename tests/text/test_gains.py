@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from offsphere.cells import Cell
-from offsphere.config import run_name
 from offsphere.evaluation.ranking import Ranking, outcomes
+from offsphere.record import run_path
 from offsphere.training.streams import stream
 from text import passages
 from text.gains import BRIEF, norm_leverage, over_collections, permuted_norms
@@ -69,7 +69,7 @@ def test_the_correlation_over_collections():
     assert over_collections(metrics, names[1:]) == {}, "four with a Cohen's d are too few"
 
 
-def docstrings_of(package: str, release: str) -> list[list[str]]:
+def docstrings_of(package: str, root: Path, release: str) -> list[list[str]]:
     return [
         [f"{package} name{i}", f"say what {package}{i} makes", f"{package}{i} word{i % 7} " * 20]
         for i in range(60)
@@ -79,7 +79,7 @@ def docstrings_of(package: str, release: str) -> list[list[str]]:
 @pytest.fixture
 def invented(monkeypatch):
     """Packages whose docstrings are made up, whatever is installed."""
-    monkeypatch.setattr(passages, "_version", lambda package: "1.0")
+    monkeypatch.setattr(passages, "_installed", lambda package: (Path(package), "1.0"))
     monkeypatch.setattr(passages, "_package_docstrings", docstrings_of)
     passages.docstrings.cache_clear()
     yield
@@ -108,7 +108,9 @@ def test_many_collections_in_one_run(invented, collection_folder, tmp_path: Path
         progress=False, out=str(tmp_path), cell="dot",
     )  # fmt: skip
     metrics = run(config)
-    examples = load_file(tmp_path / "train_retrieval" / run_name(config) / "examples.safetensors")
+    examples = load_file(
+        run_path(config, script="train_retrieval", out=tmp_path) / "examples.safetensors"
+    )
     for name in names:
         found = {k.split("/")[2] for k in metrics if k.startswith(f"test/{name}/")}
         assert found == {*BRIEF, "floor"}
