@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from offsphere.names import CELLS, CORNERS, parse_cell
+from offsphere.precision import at_least_float32, outside_autocast
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -31,7 +32,7 @@ def shrink(x: Float[Tensor, "*n d"], exponent: float | Tensor) -> Float[Tensor, 
     """x / |x|**exponent, with the norm in float32 or better; exponent 0.0 returns x itself."""
     if isinstance(exponent, float) and exponent == 0.0:
         return x
-    x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    x = at_least_float32(x)
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(SMALLEST_NORM)
     if isinstance(exponent, float) and exponent == 1.0:
         return x / norm
@@ -90,8 +91,9 @@ class Cell(nn.Module):
         self, left: Float[Tensor, "n d"], right: Float[Tensor, "m d"]
     ) -> Float[Tensor, "n m"]:
         """The whole matrix of scores left'_i . right'_j, for evaluation."""
-        left, right = self(left, right)
-        return left @ right.T
+        left, right = (at_least_float32(x) for x in self(left, right))
+        with outside_autocast(left):
+            return left @ right.T
 
     def extra_repr(self) -> str:
         return self.name
@@ -113,8 +115,9 @@ def calibration_ratio(
     negatives are those of its own one of so many equal groups of rows, and `exclude` holds there.
     """
     shrunk_left, shrunk_right = cell(left, right)
-    spread = _row_spread(shrunk_left, shrunk_right, exclude, groups)
-    reference = _row_spread(shrink(left, 1.0), shrink(right, 1.0), exclude, groups)
+    with outside_autocast(left):
+        spread = _row_spread(shrunk_left, shrunk_right, exclude, groups)
+        reference = _row_spread(shrink(left, 1.0), shrink(right, 1.0), exclude, groups)
     if not (reference > 0 and torch.isfinite(spread) and spread > 0):
         raise ValueError(
             "Cannot calibrate the cell's scale: expected negatives with different scores, got a "

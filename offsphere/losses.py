@@ -2,7 +2,8 @@
 
 Each loss has a dense definition, `_dense_*`, to read first: a few lines on the whole score matrix.
 It also serves small batches. Larger ones are streamed (`offsphere.streamed`): the same value and
-gradients, without keeping the score matrix.
+gradients, without keeping the score matrix. All are float32 or better, under autocast too, where
+every batch is streamed because torch would round the matrix products of the dense definitions.
 
 Aligned pairs (row i of left belongs to row i of right): `info_nce`, `siglip`, `spectral`, and the
 first two with within-view negatives: `info_nce_within`, `siglip_within`.
@@ -20,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from offsphere.precision import at_least_float32, autocasts, row_products, transformed
 from offsphere.streamed import log_partitions, softplus_sum
 from offsphere.variance import mean_square
 
@@ -56,10 +58,15 @@ def info_nce(
     right = torch.cat([right, *hard]) if hard else right
     if len(right) < 2 or (both_ways and n < 2):
         raise _too_few(n)
-    if n * len(right) <= DENSE_SCORES:
-        return _dense_info_nce(left / t, right, columns)
     return log_partitions(
-        left, right, t, weight=1 / (n + columns), positive=(0,), columns=columns, largest=largest
+        left,
+        right,
+        t,
+        weight=1 / (n + columns),
+        positive=(0,),
+        columns=columns,
+        largest=largest,
+        found=_dense_info_nce(left / t, right, columns) if _small(left, right) else None,
     )
 
 
@@ -80,10 +87,15 @@ def info_nce_within(
         stacked = torch.cat([left, right])
         return nt_xent(stacked, stacked, t)
     n, candidates = len(left), torch.cat([right, left])
-    if n * 2 * n <= DENSE_SCORES:
-        return _dense_info_nce_within(left / t, candidates)
     return log_partitions(
-        left, candidates, t, weight=1 / n, exclude=(n,), positive=(0,), largest=largest
+        left,
+        candidates,
+        t,
+        weight=1 / n,
+        exclude=(n,),
+        positive=(0,),
+        largest=largest,
+        found=_dense_info_nce_within(left / t, candidates) if _small(left, candidates) else None,
     )
 
 
@@ -93,9 +105,8 @@ def nt_xent(
     """SimCLR's loss: each view finds its partner among all 2n - 1 other views."""
     left, right, t, largest = _prepare_views(left, right, temperature)
     n = len(left) // 2
-    if len(left) ** 2 <= DENSE_SCORES:
-        return _dense_views(left / t, right, ~_same(left))
-    return _stream_views(left, right, t, largest, exclude=(0,), positive=(n, -n))
+    found = _dense_views(left / t, right, ~_same(left)) if _small(left, right) else None
+    return _stream_views(left, right, t, largest, exclude=(0,), positive=(n, -n), found=found)
 
 
 def dcl(
@@ -104,7 +115,7 @@ def dcl(
     """Decoupled contrastive loss: as nt_xent, with the positive left out of the log-sum-exp."""
     left, right, t, largest = _prepare_views(left, right, temperature)
     n = len(left) // 2
-    if len(left) ** 2 <= DENSE_SCORES:
+    if _small(left, right):
         return _dense_views(left / t, right, ~_same(left) & ~_same(left).roll(n, 0))
     return _stream_views(left, right, t, largest, exclude=(0, n, -n), positive=(n, -n))
 
@@ -115,10 +126,10 @@ def dhel(
     """Decoupled hyperspherical energy loss: the negatives are the other rows of the same view."""
     left, right, t, largest = _prepare_views(left, right, temperature)
     n = len(left) // 2
-    if len(left) ** 2 <= DENSE_SCORES:
+    if _small(left, right):
         view = torch.arange(2 * n, device=left.device) // n
         return _dense_views(left / t, right, ~_same(left) & (view[:, None] == view))
-    positives = torch.linalg.vecdot(left, right.roll(n, 0)) / t
+    positives = row_products(left, right.roll(n, 0)) / t
     energies = [
         _stream_views(a, a if right is left else b, t, largest, exclude=(0,), positive=())
         for a, b in zip(left.split(n), right.split(n), strict=True)
@@ -138,10 +149,16 @@ def moco_nce(
         raise _sizes(query, key, "as many keys as queries")
     if not len(queue):
         raise ValueError("Expected a queue of at least one key, got an empty one. Fill it first.")
-    positive = torch.linalg.vecdot(query, key) / t
-    if len(query) * len(queue) <= DENSE_SCORES:
-        return _dense_moco(query / t, queue, positive)
-    return log_partitions(query, queue, t, weight=1 / len(query), own=positive, largest=largest)
+    positive = row_products(query, key) / t
+    return log_partitions(
+        query,
+        queue,
+        t,
+        weight=1 / len(query),
+        own=positive,
+        largest=largest,
+        found=_dense_moco(query / t, queue, positive) if _small(query, queue) else None,
+    )
 
 
 def siglip(
@@ -152,10 +169,10 @@ def siglip(
 ) -> Float[Tensor, ""]:
     """SigLIP's loss on logits s/temperature + bias: the sum over columns, the mean over rows."""
     (left, right), t, _ = _prepare(temperature, left, right)
-    if len(right) < len(left):
-        raise _sizes(left, right, "at least as many right rows as left rows")
-    bias = torch.as_tensor(bias, dtype=left.dtype, device=left.device).reshape(())
-    if len(left) * len(right) <= DENSE_SCORES:
+    if len(right) != len(left):
+        raise _sizes(left, right, "as many right rows as left rows")
+    bias = one_value(bias, "bias", left)
+    if _small(left, right):
         return _dense_siglip(left / t, right, bias)
     return softplus_sum(left, right, t, bias, weight=1 / len(left))
 
@@ -172,7 +189,7 @@ def siglip_within(
     value = siglip(left, right, t, bias)
     for side in sides:
         # A side beside itself has its diagonal as positives, which are no pairs here.
-        positives = -F.logsigmoid(torch.linalg.vecdot(side, side) / t + bias)
+        positives = -F.logsigmoid(row_products(side, side) / t + bias)
         value = value + (siglip(side, side, t, bias) - positives.mean()) / 2
     return value
 
@@ -185,7 +202,7 @@ def spectral(
     `group` is as in `mean_square`: only rows of the same group are negatives.
     """
     (left, right), _, _ = _prepare(1.0, left, right)
-    return mean_square(left, right, group=group) - torch.linalg.vecdot(left, right).mean()
+    return mean_square(left, right, group=group) - row_products(left, right).mean()
 
 
 def in_groups(
@@ -265,6 +282,12 @@ def _same(rows: Tensor) -> Bool[Tensor, "n n"]:
     return torch.eye(len(rows), dtype=torch.bool, device=rows.device)
 
 
+def _small(left: Tensor, right: Tensor) -> bool:
+    """Whether the dense definition serves."""
+    few = len(left) * len(right) <= DENSE_SCORES
+    return few and not autocasts(left) and not transformed()
+
+
 def _stream_views(
     left: Tensor,
     right: Tensor,
@@ -272,6 +295,7 @@ def _stream_views(
     largest: float,
     exclude: tuple[int, ...],
     positive: tuple[int, ...],
+    found: Tensor | None = None,
 ) -> Tensor:
     return log_partitions(
         left,
@@ -281,6 +305,7 @@ def _stream_views(
         exclude=exclude,
         positive=positive,
         largest=largest,
+        found=found,
     )
 
 
@@ -307,27 +332,17 @@ def _prepare(
     """Checked sides in float32 or better, the temperature as a tensor, and a bound of |scores|.
 
     The bound is that of Cauchy and Schwarz. It costs one look at the norms, which also finds what
-    is not finite. On an accelerator the look would wait for the device, so there the bound is
-    infinite and the training loop checks the loss.
+    is not finite. On an accelerator the look would wait for the device, and under torch.func there
+    is nothing to look at, so there the bound is infinite and the training loop checks the loss.
     """
-    half = (torch.float16, torch.bfloat16)
-    norms, sides = [], []
-    for x in (left, *others):
-        if not x.is_floating_point():
-            raise ValueError(f"Expected floating-point embeddings, got {x.dtype}. Use .float().")
-        if x.ndim != 2 or x.shape[1] != left.shape[1]:
-            raise ValueError(
-                f"Expected matrices of one width, got {tuple(left.shape)} and {tuple(x.shape)}. "
-                "Give every side the same number of features."
-            )
-        x = x.float() if x.dtype in half else x
-        sides.append(x)
-        in_vmap = torch._C._functorch.is_batchedtensor(x)  # pyright: ignore
-        look = x.device.type == "cpu" and not in_vmap
-        norms.append(_largest_norm(x) if look else math.inf)
-    temperature = torch.as_tensor(temperature, dtype=sides[0].dtype, device=left.device).reshape(())
-    if temperature.device.type != "cpu":
+    check_sides(left, *others)
+    if not len(left):
+        raise _too_few(0)
+    sides = [at_least_float32(x) for x in (left, *others)]
+    temperature = one_value(temperature, "temperature", sides[0])
+    if left.device.type != "cpu" or transformed():
         return sides, temperature, math.inf
+    norms = [_largest_norm(x) for x in sides]
     value = temperature.item()
     if not 0 < value < math.inf:
         raise ValueError(
@@ -335,6 +350,31 @@ def _prepare(
             "are 0.05 to 0.5."
         )
     return sides, temperature, norms[0] * max(norms[1:] or norms) / value
+
+
+def check_sides(*sides: Tensor) -> None:
+    """Refuse what is not a matrix of numbers of one width and, half precision apart, one dtype."""
+    first = sides[0]
+    for x in sides:
+        if not x.is_floating_point():
+            raise ValueError(f"Expected floating-point embeddings, got {x.dtype}. Use .float().")
+        if x.ndim != 2 or x.shape[1] != first.shape[1]:
+            raise ValueError(
+                f"Expected matrices of one width, got {tuple(first.shape)} and {tuple(x.shape)}. "
+                "Give every side the same number of features, one row for each sample."
+            )
+        if (x.dtype == torch.float64) != (first.dtype == torch.float64):
+            raise ValueError(
+                f"Expected embeddings of one dtype, got {first.dtype} and {x.dtype}. "
+                "Convert one side with .to()."
+            )
+
+
+def one_value(value: float | Tensor, name: str, like: Tensor) -> Float[Tensor, ""]:
+    """The number as a tensor of `like`'s dtype and device; refused if it is several numbers."""
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError(f"Expected one {name}, got {value.numel()} values. Use one for all rows.")
+    return torch.as_tensor(value, dtype=like.dtype, device=like.device).reshape(())
 
 
 def _largest_norm(x: Tensor) -> float:

@@ -6,20 +6,24 @@ Every loss in `offsphere.losses` is one of two sums over the scores s_ij = left_
 - `softplus_sum`: the sum of log(1 + exp(s_ij + bias)), minus the positives.
 
 A sum and its gradient need the same tiles, so the forward pass computes both and the backward
-pass only scales: between the two, nothing but the gradients themselves is kept.
+pass only scales: between the two, nothing but the sides and their gradients is kept.
+
+`_plain_*` are the same sums in torch's own operations on the whole score matrix, for what has to
+keep it anyway: gradients that are differentiated again (create_graph), and torch.func.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise, product
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from offsphere.precision import outside_autocast, transformed
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -28,6 +32,10 @@ TILE = 768
 """Most rows and columns of a tile: about 2 MB in float32, which stays in the cache."""
 WORKSPACE = 2**24
 """Scores (64 MB in float32) that one call may hold so as not to compute its tiles twice."""
+NEAR_ZERO = 2.0**-9
+"""A smaller sum, if it cannot be negative, is found by a slower way that keeps its digits."""
+EXACT_SOFTPLUS = 40.0
+"""From here on log(1 + exp(x)) is x in float64 too (torch's own limit, 20, is for float32)."""
 PLAIN_RANGE = 40.0
 """Scores in [-40, 40] need no shift: exp stays far from overflow and underflow in float32."""
 
@@ -45,17 +53,23 @@ def log_partitions(
     own: Float[Tensor, " n"] | None = None,
     columns: int = 0,
     largest: float = math.inf,
+    found: Float[Tensor, ""] | None = None,
 ) -> Float[Tensor, ""]:
     """weight * the sum over rows i, and over `columns` columns, of log-sum-exp minus positive.
 
     The diagonals j - i in `exclude` are left out of the log-sum-exp; those in `positive` hold the
     positives. `own` is one more score per row, its positive, that only this row sees. With `right`
     None both sides are `left`: half the tiles serve, because columns repeat the rows. `largest`
-    bounds the size of all scores, if it is known.
+    bounds the size of all scores, if it is known. `found` is the sum, with its gradient, if a dense
+    definition has found it already.
     """
-    return _LogPartitions.apply(  # pyright: ignore
-        left, right, temperature, own, weight, exclude, positive, columns, largest
-    )
+    inputs, how = (left, right, temperature, own), (weight, exclude, positive, columns)
+    if transformed():
+        with outside_autocast(left):
+            return _plain_log_partitions(*inputs, *how)
+    if found is None:
+        found = _LogPartitions.apply(*inputs, *how, largest)  # pyright: ignore
+    return _with_digits(found, inputs, how) if _seen(own, exclude, positive) else found
 
 
 def softplus_sum(
@@ -67,43 +81,112 @@ def softplus_sum(
     weight: float = 1.0,
 ) -> Float[Tensor, ""]:
     """weight * (the sum over i, j of softplus(s_ij + bias), minus the sum of s_ii + bias)."""
-    return _SoftplusSum.apply(left, right, temperature, bias, weight)  # pyright: ignore
+    inputs = (left, right, temperature, bias)
+    if transformed():
+        with outside_autocast(left):
+            return _plain_softplus(*inputs, weight)
+    return _SoftplusSum.apply(*inputs, weight)  # pyright: ignore
 
 
 class _LogPartitions(torch.autograd.Function):
     @staticmethod
     def forward(ctx, left, right, temperature, own, *how):
+        inputs = (left, right, temperature, own)
         with torch.autocast(left.device.type, enabled=False):
-            value, *grads = _sweep_log_partitions(
-                left, right, temperature, own, *how, needs_grad=ctx.needs_input_grad
-            )
-        ctx.save_for_backward(*grads)
+            value, *grads = _sweep_log_partitions(*inputs, *how, needs_grad=ctx.needs_input_grad)
+        ctx.save_for_backward(*inputs, *grads)
+        ctx.how = how[:-1]
         return value
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *grad_outputs):
-        return *_scaled(ctx.saved_tensors, grad_outputs[0]), *[None] * 5
+        return *_gradients(ctx, _plain_log_partitions, grad_outputs[0]), *[None] * 5
 
 
 class _SoftplusSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, left, right, temperature, bias, weight):
+        inputs = (left, right, temperature, bias)
         with torch.autocast(left.device.type, enabled=False):
-            value, *grads = _sweep_softplus(
-                left, right, temperature, bias, weight, any(ctx.needs_input_grad)
-            )
-        ctx.save_for_backward(*grads)
+            value, *grads = _sweep_softplus(*inputs, weight, any(ctx.needs_input_grad))
+        ctx.save_for_backward(*inputs, *grads)
+        ctx.how = (weight,)
         return value
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *grad_outputs):
-        return *_scaled(ctx.saved_tensors, grad_outputs[0]), None
+        return *_gradients(ctx, _plain_softplus, grad_outputs[0]), None
 
 
-def _scaled(grads: tuple[Tensor | None, ...], scale: Tensor) -> list[Tensor | None]:
-    return [None if grad is None else grad * scale for grad in grads]
+def _gradients(ctx, plain: Callable[..., Tensor], scale: Tensor) -> list[Tensor | None]:
+    """Those of the forward pass, scaled; or, with create_graph, as functions of the inputs."""
+    inputs, grads = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
+    if not torch.is_grad_enabled():
+        return [None if grad is None else grad * scale for grad in grads]
+    needed = ctx.needs_input_grad[:4]
+    # Views, because one tensor may be both sides, and each wants its own part.
+    inputs = [None if x is None else x.view_as(x) for x in inputs]
+    wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
+    with outside_autocast(scale):
+        value = plain(*inputs, *ctx.how)
+        found = iter(torch.autograd.grad(value, wanted, scale, create_graph=True))
+    return [next(found) if need else None for need in needed]
+
+
+def _plain_log_partitions(left, right, temperature, own, weight, exclude, positive, columns):
+    """The definition of `log_partitions`, a slab of rows after the other.
+
+    Where the positive is a candidate it adds 1 to exp(gap), the others' log-sum-exp being `gap`
+    above it. Near zero log(1 + exp(gap)) keeps the digits that the log-sum-exp of all candidates
+    minus the positive, two large numbers, has lost.
+    """
+    right = left if right is None else right
+    height = max(1, WORKSPACE // len(right))
+    rows, cols, positives = [], [], []
+    for start in range(0, len(left), height):
+        at = slice(start, min(start + height, len(left))), slice(0, len(right))
+        scores = (left[at[0]] / temperature) @ right.T
+        # In the order (n, -n) of the offsets, the diagonals come in the order of the rows.
+        positives += [diagonal.clone() for diagonal in _diagonals(scores, at, positive)]
+        _without(scores, at, (*exclude, *positive), -math.inf)
+        rows.append(scores.logsumexp(1))
+        if columns:
+            cols.append(scores[:, :columns].logsumexp(0))
+    gaps = torch.cat(rows)
+    if columns:
+        gaps = torch.stack([gaps, torch.stack(cols).logsumexp(0)])
+    if own is not None or positive:
+        gaps = gaps - (torch.cat(positives) if own is None else own)
+    if _seen(own, exclude, positive):
+        gaps = F.softplus(gaps, threshold=EXACT_SOFTPLUS)
+    return weight * gaps.sum()
+
+
+def _plain_softplus(left, right, temperature, bias, weight):
+    """The definition of `softplus_sum`."""
+    logits = (left / temperature) @ right.T + bias
+    logits.diagonal().neg_()
+    return weight * F.softplus(logits, threshold=EXACT_SOFTPLUS).sum()
+
+
+def _seen(own: Tensor | None, exclude: tuple[int, ...], positive: tuple[int, ...]) -> bool:
+    """Whether a row's positive is among its candidates, so that the sum cannot be negative."""
+    return own is not None or not set(positive) <= set(exclude)
+
+
+def _with_digits(found: Tensor, inputs: tuple[Tensor | None, ...], how: tuple) -> Tensor:
+    """The sum, with the digits of one near zero; its gradient is left as it is.
+
+    On an accelerator a look at the value would wait for the device: there it is held at zero.
+    """
+    value = found.detach()
+    if value.device.type != "cpu":
+        return found + (value.clamp_min(0) - value)
+    if value.item() >= NEAR_ZERO:
+        return found
+    with torch.no_grad(), outside_autocast(value):
+        exact = _plain_log_partitions(*inputs, *how)
+    return found + (exact - value)
 
 
 class _Plain:
@@ -239,13 +322,13 @@ def _sweep_softplus(left, right, temperature, bias, weight, needs_grad):
     for at in _tiles(len(left), len(right)):
         i, j = at
         logits = torch.addmm(bias, left[i] / temperature, right[j].T)
-        value += F.softplus(logits).sum()
         for diagonal in _diagonals(logits, at, (0,)):
-            value -= diagonal.sum()
+            diagonal.neg_()  # softplus(x) - x is softplus(-x), which keeps its digits
+        value += F.softplus(logits).sum()
         if needs_grad:
             grad = logits.sigmoid_()
             for diagonal in _diagonals(grad, at, (0,)):
-                diagonal -= 1
+                diagonal.neg_()
             grad_bias += grad.sum()
             grad.mul_(times)
             grad_left[i].addmm_(grad, right[j])

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from offsphere.precision import at_least_float32, outside_autocast, row_products, transformed
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -52,9 +53,12 @@ def mean_square(
     With `group` only rows of the same group of so many, in order, are each other's negatives.
     """
     _check(u, v, paired)
-    u, v = (x.float() if x.dtype in (torch.float16, torch.bfloat16) else x for x in (u, v))
+    u, v = at_least_float32(u), at_least_float32(v)
     if group is not None and group != len(u):
         return _mean_square_in_groups(u, v, shift, group, paired)
+    if transformed():
+        with outside_autocast(u):
+            return _plain_mean_square(u, v, shift, paired)
     method = _FromProduct if max(len(u), len(v)) < 2 * u.shape[1] else _FromGrams
     return method.apply(u, v, shift, paired)  # pyright: ignore
 
@@ -73,7 +77,7 @@ def spread_out(
     it twice. `paired` and `group` are as in `mean_square`; with groups, the mean over them.
     """
     _check(u, v, paired)
-    u, v = (x.float() if x.dtype in (torch.float16, torch.bfloat16) else x for x in (u, v))
+    u, v = at_least_float32(u), at_least_float32(v)
     if group is not None and group != len(u):
         u, v = _groups(u, v, group, paired)
     count = u.shape[-2] * v.shape[-2] - (u.shape[-2] if paired else 0)
@@ -137,6 +141,26 @@ def negative_statistics(
     return mean_u @ mean_v + mean, (second - mean**2).clamp_min(0)
 
 
+def _plain_mean_square(u: Tensor, v: Tensor, shift: float, paired: bool) -> Tensor:
+    """The definition, from Gram matrices, for torch.func and for second derivatives."""
+    total = ((u.T @ u) * (v.T @ v)).sum() + 2 * shift * (u.sum(0) * v.sum(0)).sum()
+    total = total + len(u) * len(v) * shift**2
+    if paired:
+        total = total - (row_products(u, v) + shift).square().sum()
+    return total / _count(u, v, paired)
+
+
+def _plain_gradients(ctx, scale: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients as functions of u and v: with create_graph they are differentiated again."""
+    # Views, because one tensor may be both sides, and each wants its own part.
+    sides, needed = [x.view_as(x) for x in ctx.saved_tensors[:2]], ctx.needs_input_grad[:2]
+    wanted = [x for x, need in zip(sides, needed, strict=True) if need]
+    with outside_autocast(scale):
+        value = _plain_mean_square(*sides, ctx.shift, ctx.paired)
+        found = iter(torch.autograd.grad(value, wanted, scale, create_graph=True))
+    return *(next(found) if need else None for need in needed), None, None
+
+
 class _FromGrams(torch.autograd.Function):
     """O(m d**2): the sum of squares is <U'U, V'V> plus what the shift adds, minus the diagonal."""
 
@@ -152,16 +176,18 @@ class _FromGrams(torch.autograd.Function):
             if positives is not None:
                 total -= positives.square().sum()
         ctx.save_for_backward(u, v, gram_u, gram_v, sum_u, sum_v, positives)
-        ctx.shift, ctx.count = shift, _count(u, v, paired)
+        ctx.shift, ctx.paired, ctx.count = shift, paired, _count(u, v, paired)
         return total / ctx.count
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *grad_outputs):
+        if torch.is_grad_enabled():
+            return _plain_gradients(ctx, grad_outputs[0])
         u, v, gram_u, gram_v, sum_u, sum_v, positives = ctx.saved_tensors
         scale = 2 * grad_outputs[0] / ctx.count
-        grad_u = torch.addmm(scale * ctx.shift * sum_v, u, scale * gram_v)
-        grad_v = torch.addmm(scale * ctx.shift * sum_u, v, scale * gram_u)
+        with outside_autocast(u):
+            grad_u = torch.addmm(scale * ctx.shift * sum_v, u, scale * gram_v)
+            grad_v = torch.addmm(scale * ctx.shift * sum_u, v, scale * gram_u)
         if positives is not None:
             positives = scale * positives
             grad_u.addcmul_(positives, v, value=-1)
@@ -178,16 +204,19 @@ class _FromProduct(torch.autograd.Function):
             scores = (u @ v.T).add_(shift)
             if paired:
                 scores.diagonal().zero_()
+            total = torch.dot(scores.flatten(), scores.flatten())
         ctx.save_for_backward(u, v, scores)
-        ctx.count = _count(u, v, paired)
-        return torch.dot(scores.flatten(), scores.flatten()) / ctx.count
+        ctx.shift, ctx.paired, ctx.count = shift, paired, _count(u, v, paired)
+        return total / ctx.count
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *grad_outputs):
+        if torch.is_grad_enabled():
+            return _plain_gradients(ctx, grad_outputs[0])
         u, v, scores = ctx.saved_tensors
         scores = scores * (2 * grad_outputs[0] / ctx.count)
-        return scores @ v, scores.T @ u, None, None
+        with outside_autocast(u):
+            return scores @ v, scores.T @ u, None, None
 
 
 def _count(u: Tensor, v: Tensor, paired: bool) -> int:

@@ -1,0 +1,38 @@
+"""Float32 whatever the trainer's precision is, and whether torch transforms the computation."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Half precision becomes float32; everything else stays what it is."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def autocasts(x: Tensor) -> bool:
+    """Whether autocast would now round what is computed on x's device."""
+    device = x.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def outside_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """A context in which x's device computes in the precision of its tensors."""
+    return torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext()
+
+
+def row_products(a: Tensor, b: Tensor) -> Tensor:
+    """a_i . b_i. To autocast vecdot is a matrix product, whose value and gradient it rounds."""
+    return (a * b).sum(-1) if autocasts(a) else torch.linalg.vecdot(a, b)
+
+
+def transformed() -> bool:
+    """Whether torch.func or forward-mode differentiation is at work.
+
+    They follow torch's own operations only, and their tensors may have no values to look at.
+    """
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
