@@ -19,6 +19,7 @@ from offsphere.names import (
     VIEW_LOSSES,
     unknown,
 )
+from offsphere.precision import at_least_float32
 from offsphere.variance import negative_variance, spread_out
 
 if TYPE_CHECKING:
@@ -130,6 +131,9 @@ class Objective(nn.Module):
             )
         if hard_negatives is not None and self.within_view:
             raise ValueError("Expected no hard_negatives together with within_view.")
+        self._check(left, right, queue, hard_negatives)
+        left, right = at_least_float32(left), at_least_float32(right)
+        queue = None if queue is None else at_least_float32(queue)
         group = self._group(len(left), hard_negatives)
         if self.batch_mean_norm:
             left, right, queue, hard_negatives = self._on_one_scale(
@@ -149,6 +153,16 @@ class Objective(nn.Module):
             named["gor"] = self._gor(left, right, queue, group)
             named["loss"] = total + self.gor_weight * named["gor"]
         return named
+
+    def _check(
+        self, left: Tensor, right: Tensor, queue: Tensor | None, hard_negatives: Tensor | None
+    ) -> None:
+        losses.check_sides(left, right, *(x for x in (queue, hard_negatives) if x is not None))
+        if self.loss in VIEW_LOSSES and len(left) != len(right):
+            raise ValueError(
+                f"Expected two views of as many rows, got {len(left)} and {len(right)}: row i of "
+                "one belongs to row i of the other."
+            )
 
     def _gor(self, left: Tensor, right: Tensor, queue: Tensor | None, group: int | None) -> Tensor:
         """GOR on cosines, whatever the cell."""

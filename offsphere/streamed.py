@@ -36,6 +36,8 @@ NEAR_ZERO = 2.0**-9
 """A smaller sum, if it cannot be negative, is found by a slower way that keeps its digits."""
 EXACT_SOFTPLUS = 40.0
 """From here on log(1 + exp(x)) is x in float64 too (torch's own limit, 20, is for float32)."""
+LOWEST = -1e30
+"""A score that no candidate has: its exp is zero beside any other's."""
 PLAIN_RANGE = 40.0
 """Scores in [-40, 40] need no shift: exp stays far from overflow and underflow in float32."""
 
@@ -67,9 +69,12 @@ def log_partitions(
     if transformed():
         with outside_autocast(left):
             return _plain_log_partitions(*inputs, *how)
-    if found is None:
-        found = _LogPartitions.apply(*inputs, *how, largest)  # pyright: ignore
-    return _with_digits(found, inputs, how) if _seen(own, exclude, positive) else found
+    value: Tensor = (
+        _LogPartitions.apply(*inputs, *how, largest)  # pyright: ignore
+        if found is None
+        else found
+    )
+    return _with_digits(value, inputs, how) if _seen(own, exclude, positive) else value
 
 
 def softplus_sum(
@@ -126,7 +131,7 @@ def _gradients(ctx, plain: Callable[..., Tensor], scale: Tensor) -> list[Tensor 
     needed = ctx.needs_input_grad[:4]
     # Views, because one tensor may be both sides, and each wants its own part.
     inputs = [None if x is None else x.view_as(x) for x in inputs]
-    wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
+    wanted = [x for x, need in zip(inputs, needed, strict=True) if x is not None and need]
     with outside_autocast(scale):
         value = plain(*inputs, *ctx.how)
         found = iter(torch.autograd.grad(value, wanted, scale, create_graph=True))
@@ -148,7 +153,8 @@ def _plain_log_partitions(left, right, temperature, own, weight, exclude, positi
         scores = (left[at[0]] / temperature) @ right.T
         # In the order (n, -n) of the offsets, the diagonals come in the order of the rows.
         positives += [diagonal.clone() for diagonal in _diagonals(scores, at, positive)]
-        _without(scores, at, (*exclude, *positive), -math.inf)
+        # Finite, because a column without candidates in this slab would have no derivative.
+        _without(scores, at, (*exclude, *positive), LOWEST)
         rows.append(scores.logsumexp(1))
         if columns:
             cols.append(scores[:, :columns].logsumexp(0))

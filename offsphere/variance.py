@@ -156,7 +156,7 @@ def _plain_gradients(ctx, scale: Tensor) -> tuple[Tensor | None, ...]:
     sides, needed = [x.view_as(x) for x in ctx.saved_tensors[:2]], ctx.needs_input_grad[:2]
     wanted = [x for x, need in zip(sides, needed, strict=True) if need]
     with outside_autocast(scale):
-        value = _plain_mean_square(*sides, ctx.shift, ctx.paired)
+        value = _plain_mean_square(sides[0], sides[1], ctx.shift, ctx.paired)
         found = iter(torch.autograd.grad(value, wanted, scale, create_graph=True))
     return *(next(found) if need else None for need in needed), None, None
 

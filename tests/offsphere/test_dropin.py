@@ -106,8 +106,9 @@ def test_refusals_name_the_remedy():
         dropin.ClipLoss(variance_weight=1.0)
     with pytest.raises(ValueError, match="at least 0"):
         dropin.ClipLoss(variance_weight=-1.0)
-    with pytest.raises(ValueError, match="moco_nce"):
-        dropin.NTXentLoss(memory_bank_size=(64, 8))
+    for size in (64, -1, (64,), (-1, 8), (1, 2, 3)):
+        with pytest.raises(ValueError, match=r"0 or \(rows, features\), got"):
+            dropin.NTXentLoss(memory_bank_size=size)
     with pytest.raises(ValueError, match="torch.distributed"):
         dropin.ClipLoss(use_horovod=True)
     with pytest.raises(ValueError, match="init_process_group"):
