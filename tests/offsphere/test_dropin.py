@@ -4,6 +4,7 @@ import inspect
 import json
 import subprocess
 import sys
+import warnings
 
 import lightly.loss
 import open_clip.loss
@@ -13,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from offsphere import dropin, losses
-from offsphere.cells import Cell
+from offsphere.cells import Cell, calibration_ratio
 from offsphere.variance import negative_variance, spread_out
 
 PEERS = {
@@ -113,6 +114,238 @@ def test_refusals_name_the_remedy():
         dropin.ClipLoss(use_horovod=True)
     with pytest.raises(ValueError, match="init_process_group"):
         dropin.ClipLoss(world_size=2)(*pair(), 1.0)
+
+
+# What lightly's and open_clip's own tests check, and what their users rely on.
+
+
+@pytest.mark.parametrize("name", ["NTXentLoss", "DCLLoss"])
+@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("temperature", [0.1, 1, 10])
+def test_gathering_without_a_process_group_is_one_process(name, n, temperature):
+    a, b = pair(n, d=3)
+    loss = getattr(dropin, name)(temperature=temperature, gather_distributed=True)
+    if name == "DCLLoss" and n == 1:
+        with pytest.raises(ValueError, match="at least 2 pairs for DCL"):
+            loss(a, b)
+        return
+    theirs = PEERS[name](temperature=temperature, gather_distributed=True)(a, b)
+    assert loss(a, b).item() == pytest.approx(theirs.item(), rel=1e-9, abs=1e-12)
+    assert loss(b, a).item() == pytest.approx(theirs.item(), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["ClipLoss", "SigLipLoss", "NTXentLoss"])
+def test_a_last_batch_of_one_costs_what_the_peer_says(name):
+    a, b = (x.requires_grad_() for x in pair(1))
+    loss = getattr(dropin, name)(variance_weight=2.0, population=9, gor_weight=2.0)
+    value = loss(a, b, *arguments(name))
+    value.backward()
+    u, v = (x.detach().clone().requires_grad_() for x in (a, b))
+    theirs = PEERS[name]()(F.normalize(u), F.normalize(v), *arguments(name))
+    theirs.backward()
+    assert value.item() == pytest.approx(theirs.item(), rel=1e-10, abs=1e-15)
+    torch.testing.assert_close(a.grad, u.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("bank", "n"), [(16, 4), (16, 16), (8, 1), (12, 6), (1, 1)])
+def test_the_memory_bank_equals_lightlys(bank, n):
+    """Where batches fill the bank evenly: ours is a ring, lightly drops what does not fit."""
+    torch.manual_seed(3)
+    mine = dropin.NTXentLoss(0.3, memory_bank_size=(bank, 8))
+    torch.manual_seed(3)
+    theirs = lightly.loss.NTXentLoss(0.3, memory_bank_size=(bank, 8))
+    for step in range(9):
+        a, b = (x.float() for x in pair(n, seed=step))
+        a.requires_grad_(step != 4)  # without a gradient the bank stays as it is
+        u = a.detach().clone().requires_grad_(step != 4)
+        got, want = mine(a, b), theirs(u, b)
+        assert got.item() == pytest.approx(want.item(), rel=1e-5)
+        if step != 4:
+            got.backward()
+            want.backward()
+            torch.testing.assert_close(a.grad, u.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_the_bank_keeps_raw_keys_and_is_in_the_state_dict():
+    loss = dropin.NTXentLoss(0.3, memory_bank_size=(6, 8), cell="dnorm")
+    seen = []
+    for step in range(5):
+        a, b = (x.float().requires_grad_() for x in pair(4, seed=step))
+        before = loss.memory_bank.rows.clone()
+        value = loss(a, b)
+        if step:
+            left, right = Cell("dnorm")(a, b)
+            queue = F.normalize(before)
+            want = losses.moco_nce(left, right, queue, 0.3)
+            assert value.item() == pytest.approx(want.item(), rel=1e-6)
+        value.backward()
+        seen += b.detach().tolist()
+    assert sorted(loss.memory_bank.rows.tolist()) == sorted(seen[-6:])
+    again = dropin.NTXentLoss(0.3, memory_bank_size=(6, 8), cell="dnorm")
+    again.load_state_dict(loss.state_dict())
+    a, b = (x.float() for x in pair(4, seed=9))
+    assert again(a, b).item() == loss(a, b).item()
+
+
+def test_a_new_bank_has_the_norms_of_the_first_keys():
+    loss = dropin.NTXentLoss(0.3, memory_bank_size=(5, 8), cell="dot")
+    a, b = (x.float() for x in pair(3))
+    loss(10 * a, 10 * b)
+    norms = (10 * b).norm(dim=1)
+    torch.testing.assert_close(
+        loss.memory_bank.rows.norm(dim=1), norms[[0, 1, 2, 0, 1]], rtol=1e-5, atol=0
+    )
+    fresh = dropin.NTXentLoss(0.3, memory_bank_size=(5, 8), cell="dot")
+    loss.load_state_dict(fresh.state_dict())
+    loss(a, b)
+    torch.testing.assert_close(
+        loss.memory_bank.rows.norm(dim=1), norms[[0, 1, 2, 0, 1]] / 10, rtol=1e-5, atol=0
+    )
+
+
+def test_the_bank_takes_part_in_both_terms():
+    torch.manual_seed(0)
+    loss = dropin.NTXentLoss(
+        0.3, (6, 8), cell="dot", variance_weight=3.0, population=50, gor_weight=2.0
+    )
+    plain = dropin.NTXentLoss(0.3, (6, 8), cell="dot")
+    plain.load_state_dict(loss.state_dict())
+    a, b = (x.float() for x in pair(4))
+    got, without = loss(a, b), plain(a, b)
+    u, v = F.normalize(a), F.normalize(loss.memory_bank.rows)
+    terms = 3.0 * negative_variance(u, v, 50, paired=False) + 2.0 * spread_out(u, v, paired=False)
+    assert got.item() == pytest.approx((without + terms).item(), rel=1e-6)
+
+
+def test_clip_loss_honours_a_bias_with_a_gradient_of_zero():
+    a, b = pair()
+    scale = torch.tensor(9.0).double().requires_grad_()
+    bias = torch.tensor([-7.0]).double().requires_grad_()
+    loss = dropin.ClipLoss()(a, b, scale, logit_bias=bias, output_dict=True)["contrastive_loss"]
+    loss.backward()
+    theirs = open_clip.loss.ClipLoss()(F.normalize(a), F.normalize(b), 9.0, -7.0)
+    assert loss.item() == pytest.approx(theirs.item(), rel=1e-10)
+    assert bias.grad.tolist() == [0.0]
+    one = dropin.ClipLoss()(*pair(1), scale, logit_bias=bias)
+    assert torch.autograd.grad(one, (scale, bias))[1].tolist() == [0.0]
+
+
+def test_attributes_that_open_clip_and_its_users_read():
+    given = {"local_loss": True, "gather_with_grad": True, "cache_labels": True, "rank": 1}
+    for make, theirs in (
+        (lambda c: c(**given, world_size=2), ("ClipLoss", open_clip.loss.ClipLoss)),
+        (lambda c: c(True, 1, 2, "gather"), ("SigLipLoss", open_clip.loss.SigLipLoss)),
+        (lambda c: c(), ("SigLipLoss", open_clip.loss.SigLipLoss)),
+    ):
+        name, peer = theirs
+        mine, want = make(getattr(dropin, name)), make(peer)
+        plain = {k: v for k, v in vars(want).items() if not k.startswith("_") and k != "training"}
+        assert {k: getattr(mine, k) for k in plain} == plain
+    assert dropin.SigLipLoss(chunk_size=7).chunk_size == 7
+    with pytest.raises(ValueError, match="Unknown dist_impl 'shft'.*Did you mean 'shift'"):
+        dropin.SigLipLoss(dist_impl="shft")
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_calibration_multiplies_the_temperature_by_the_cells_ratio(name):
+    a, b = (3 * x.float() for x in pair())
+    make = getattr(dropin, name)
+    loss = make(cell="dot", scale="calibrated")
+    with pytest.raises(ValueError, match="before its first training batch"):
+        loss.eval()(a, b, *arguments(name))
+    value = loss.train()(a, b, *arguments(name)).item()
+    cell, stacked = Cell("dot"), torch.cat([a, b])
+    views = name in ("NTXentLoss", "DCLLoss")
+    ratio = calibration_ratio(
+        cell, *((stacked, stacked) if views else (a, b)), exclude=(0, 24, -24) if views else (0,)
+    )
+    assert loss.ratio.item() == pytest.approx(ratio.item(), rel=1e-6)
+    if views:
+        want = make(make().temperature * ratio.item(), cell="dot")(a, b)
+    else:
+        scale, *bias = arguments(name)
+        want = make(cell="dot")(a, b, scale / ratio, *bias)
+    assert value == pytest.approx(want.item(), rel=1e-5)
+    again = make(cell="dot", scale="calibrated")
+    again.load_state_dict(loss.state_dict())
+    two = again(5 * a, b, *arguments(name)), loss(5 * a, b, *arguments(name))
+    assert two[0].item() == two[1].item()
+    assert not make(cell="dot").state_dict()
+    with pytest.raises(ValueError, match="Did you mean 'calibrated'"):
+        make(scale="calibrate")
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_cell_that_is_fed_unit_rows_says_so_once(name):
+    a, b = (x.float().requires_grad_() for x in pair())
+    u, v = F.normalize(a).bfloat16(), F.normalize(b).bfloat16()
+    loss = getattr(dropin, name)(cell="dot")
+    with pytest.warns(UserWarning, match="dot keeps the magnitude of the left and the right side"):
+        loss(u, v, *arguments(name))
+    quiet = [
+        (loss, u, v),
+        (getattr(dropin, name)(), u, v),
+        (getattr(dropin, name)(cell="dot"), a, b),
+    ]
+    if name in ("ClipLoss", "SigLipLoss"):
+        with pytest.warns(UserWarning, match="dnorm keeps the magnitude of the left side"):
+            getattr(dropin, name)(cell="dnorm")(u, b, *arguments(name))
+        with pytest.warns(UserWarning, match="learnable keeps"):
+            getattr(dropin, name)(cell="learnable")(u, v, *arguments(name))
+        quiet.append((getattr(dropin, name)(cell="dnorm"), a, v))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for made, x, y in quiet:
+            made(x, y, *arguments(name))
+
+
+def test_exponents_that_no_optimizer_has_are_told_once(monkeypatch):
+    monkeypatch.setattr(dropin, "PATIENCE", 5)
+    a, b = pair()
+    orphan, kept = (dropin.ClipLoss(cell="learnable").double() for _ in range(2))
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    optimizer.add_param_group({"params": kept.parameters(), "weight_decay": 0.0})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(12):
+            orphan(a, b, 5.0).backward()
+        assert ["add_param_group" in str(x.message) for x in told] == [True]
+        told.clear()
+        for _ in range(12):
+            optimizer.zero_grad()
+            kept(a, b, 5.0).backward()
+            optimizer.step()
+        assert not told
+    assert orphan.cell.exponents[0].item() == 0.5
+    assert kept.cell.exponents[0].item() != 0.5
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_bad_input_is_refused_in_one_sentence(name):
+    a, b = (x.float() for x in pair(6))
+    loss, rest = getattr(dropin, name)(), arguments(name)
+    for left, right, message in (
+        (a, b[:4], "as many rows on both sides, got 6 and 4"),
+        (a[:4], b, "as many rows on both sides, got 4 and 6"),
+        (a, b.double(), "one dtype, got torch.float32 and torch.float64"),
+        (a[None], b[None], r"matrices of one width, got \(1, 6, 8\)"),
+        (a, b[:, :5], r"one width, got \(6, 8\) and \(6, 5\)"),
+        (a.long(), b.long(), "floating-point"),
+        (a[:0], b[:0], "empty batch"),
+        (torch.full_like(a, torch.nan), b, "finite embeddings"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            loss(left, right, *rest)
+    if rest:
+        for scale in (torch.tensor([1.0, 2.0]), 0.0, -1.0, torch.tensor(torch.nan), torch.inf):
+            with pytest.raises(ValueError, match="logit_scale"):
+                loss(a, b, scale, *rest[1:])
+        with pytest.raises(ValueError, match="one bias, got 2 values"):
+            loss(a, b, rest[0], torch.zeros(2))
+    else:
+        for temperature in (0.0, -1.0, torch.nan, torch.inf, 0):
+            with pytest.raises(ValueError, match="temperature above 0"):
+                getattr(dropin, name)(temperature)
 
 
 def rank_gradients(rank, world, port):
