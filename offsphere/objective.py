@@ -158,6 +158,8 @@ class Objective(nn.Module):
         self, left: Tensor, right: Tensor, queue: Tensor | None, hard_negatives: Tensor | None
     ) -> None:
         losses.check_sides(left, right, *(x for x in (queue, hard_negatives) if x is not None))
+        if not len(left):
+            raise ValueError("Expected at least one pair, got an empty batch.")
         if self.loss in VIEW_LOSSES and len(left) != len(right):
             raise ValueError(
                 f"Expected two views of as many rows, got {len(left)} and {len(right)}: row i of "

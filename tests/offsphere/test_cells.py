@@ -204,10 +204,12 @@ def plain_spread(scores, keep):
 
 
 @pytest.mark.parametrize("name", CELLS)
-@pytest.mark.parametrize("layout", ["pairs", "views", "queue"])
+@pytest.mark.parametrize("layout", ["pairs", "views", "queue", "one_sided"])
 def test_calibration_ratio_is_the_ratio_of_row_spreads(name, layout):
-    left, right = sides(40, 40 if layout != "queue" else 55, 6, seed=2, dtype=torch.float32)
-    exclude = {"pairs": (0,), "views": (0, 20, -20), "queue": ()}[layout]
+    columns = 55 if layout in ("queue", "one_sided") else 40
+    left, right = sides(40, columns, 6, seed=2, dtype=torch.float32)
+    # One-sided: no negatives on diagonals on one side of the first, which the columns see reversed.
+    exclude = {"pairs": (0,), "views": (0, 20, -20), "queue": (), "one_sided": (0, 7, 15)}[layout]
     keep = torch.ones(len(left), len(right), dtype=torch.bool)
     for offset in exclude:
         keep.diagonal(offset).fill_(False)

@@ -209,6 +209,18 @@ def test_float32_is_as_accurate_as_plain_dense(take_path, name, cell, temperatur
         assert (got - want).norm().item() <= 2 * (plain - want).norm().item() + floor
 
 
+@pytest.mark.parametrize("tile", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("name", ["nt_xent", "dcl", "dhel", "info_nce", "info_nce_within"])
+def test_diagonals_that_cross_a_tile_in_its_corner_count(take_path, name, tile):
+    """Every size beside every tile: a diagonal may meet a tile in one score, or pass it by one."""
+    t = torch.tensor(0.4, dtype=torch.float64)
+    bias = torch.tensor(0.0, dtype=torch.float64)
+    for n, plain_range in product(range(2, 9), (math.inf, -1.0)):
+        take_path(tile, 0, plain_range)
+        for cell in ("dot", "qnorm"):  # one tensor for both sides, and two
+            assert_twins(name, Cell(cell).double(), [*embeddings(n, 3, seed=n), t, bias])
+
+
 def test_no_gradient_is_computed_unless_asked(take_path):
     take_path(7, 0, math.inf)
     left, right, _ = embeddings(20, 5, seed=0)
@@ -353,7 +365,16 @@ def test_refuses_bad_input(name):
         loss(right=torch.tensor([[1.0, 2.0, math.inf]] + [[1.0, 2.0, 3.0]] * 3))
     with pytest.raises(ValueError, match="floating-point"):
         loss(left=torch.ones(4, 3, dtype=torch.long), right=torch.ones(4, 3, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"matrices of one width, got \([12], "):
+        loss(good[None], good[None], good[None])
+    if name != "spectral":
+        with pytest.raises(ValueError, match="one temperature, got 2 values"):
+            loss(temperature=torch.tensor([0.1, 0.2]))
+    with pytest.raises(ValueError, match="batch of 0|at least 2 pairs"):
+        loss(left=good[:0], right=good[:0])
     if name not in VIEWS:
+        with pytest.raises(ValueError, match="one dtype, got torch.float32 and torch.float64"):
+            loss(right=good.double())
         with pytest.raises(ValueError, match="one width"):
             loss(right=torch.randn(4, 5))
         with pytest.raises(ValueError, match=r"[Ee]xpected .*got 4 and 3"):
@@ -365,6 +386,17 @@ def test_refuses_bad_input(name):
     if name not in ("moco_nce", "siglip"):
         with pytest.raises(ValueError, match="larger batch"):
             loss(left=good[:1], right=good[:1])
+
+
+@pytest.mark.parametrize("name", ["info_nce", "siglip", "siglip_within", "info_nce_within"])
+def test_refuses_more_right_rows_than_left_rows(name):
+    with pytest.raises(ValueError, match="as many right rows as left rows.*got 4 and 6"):
+        ours(name, Cell("dot"), torch.randn(4, 3), torch.randn(6, 3), None, 0.1, 0.0)
+
+
+def test_refuses_two_biases():
+    with pytest.raises(ValueError, match="one bias, got 2 values"):
+        losses.siglip(torch.randn(4, 3), torch.randn(4, 3), 0.1, torch.zeros(2))
 
 
 def test_refuses_an_odd_stack_and_an_empty_queue():

@@ -125,6 +125,18 @@ def test_queue_equals_a_deque_also_through_a_state_dict(size, batches, cut):
         assert int(queue.pointer) == count % size
 
 
+def test_the_smallest_queue_holds_the_last_key():
+    queue = Queue(1, 1)
+    for value in (3.0, 4.0):
+        queue.enqueue(torch.tensor([[value - 1], [value]]))
+        assert queue.keys.tolist() == [[value]]
+    assert queue.initialise(torch.tensor([[7.0]]), generator()) == "encoded"
+    assert queue.keys.tolist() == [[7.0]]
+    for size, dim in ((0, 1), (1, 0)):
+        with pytest.raises(ValueError, match=f"{size} x {dim}"):
+            Queue(size, dim)
+
+
 def test_queue_keeps_raw_keys_without_gradient():
     queue = Queue(4, 3)
     keys = torch.tensor([[30.0, 0, 4], [0, 0.01, 0]], requires_grad=True)
@@ -207,6 +219,24 @@ def test_each_group_is_normalised_by_its_own_shuffled_company(count, groups):
         expected = ((company - mean) / (var + 1e-5).sqrt()).mean((2, 3))
         torch.testing.assert_close(embedding[members], expected, rtol=1e-4, atol=1e-5)
     assert start == count
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_outputs_come_back_in_the_order_of_the_images(groups):
+    """Each output beside its own image, for a shuffle that is not its own inverse."""
+    order = torch.randperm(9, generator=generator(3))
+    assert not torch.equal(order[order], torch.arange(9))
+    images = torch.arange(9.0).view(9, 1, 1, 1).expand(9, 3, 2, 2)
+    seen = []
+
+    def encoder(batch):
+        seen.extend(batch[:, 0, 0, 0].tolist())
+        return batch[:, :, 0, 0], 10 * batch[:, 0, 0, 0]
+
+    features, tens = encode_without_leak(encoder, images, groups, generator(3))
+    assert seen == order.tolist()
+    assert features[:, 0].tolist() == list(range(9))
+    assert tens.tolist() == [10.0 * k for k in range(9)]
 
 
 def test_groups_need_company():

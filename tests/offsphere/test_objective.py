@@ -209,3 +209,42 @@ def test_over_the_batch_mean_norm_the_overall_scale_is_gone(loss):
     if loss == "moco_nce":
         scaled[1] = right / queue.norm(dim=1).mean()
     assert values[0] == pytest.approx(call(plain, *scaled)["loss"].item(), rel=1e-9)
+
+
+def test_the_defaults_are_those_of_the_document():
+    """SimCLR at temperature 0.2 on cosines, calibrated, both ways, without terms or arms."""
+    left, right, _ = views()
+    named = Objective(population=50)(left, right)
+    stacked = torch.cat([F.normalize(left), F.normalize(right)])
+    contrastive = losses.nt_xent(stacked, stacked, 0.2)
+    variance = negative_variance(F.normalize(left), F.normalize(right), 50)
+    assert named.keys() == {"loss", "contrastive", "variance"}
+    torch.testing.assert_close(named["loss"], contrastive)
+    torch.testing.assert_close(named["variance"], variance)
+    objective = Objective("dot", "info_nce", population=50)
+    got = objective(left, right)
+    ratio = calibration_ratio(Cell("dot"), left, right)
+    torch.testing.assert_close(objective.temperature, 0.2 * ratio)
+    scores, everyone = left @ right.T / (0.2 * ratio), torch.arange(20)
+    both = (F.cross_entropy(scores, everyone) + F.cross_entropy(scores.T, everyone)) / 2
+    torch.testing.assert_close(got["loss"], both)
+    torch.testing.assert_close(got["variance"], variance)
+    assert not list(objective.parameters())
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_sides_that_do_not_fit_are_refused(loss):
+    left, right, queue = views()
+
+    def with_sides(a, b):
+        return call(Objective("dot", loss, population=50), a, b, queue)
+
+    for a, b, message in (
+        (left, right.double(), "one dtype"),
+        (left[None], right[None], "matrices of one width"),
+        (left, right[:, :4], "one width"),
+        (left[:18], right[:16], "as many"),
+        (left[:0], right[:0], "empty batch"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            with_sides(a, b)
