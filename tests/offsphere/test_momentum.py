@@ -224,7 +224,7 @@ def test_each_group_is_normalised_by_its_own_shuffled_company(count, groups):
 @pytest.mark.parametrize("groups", [1, 2, 3])
 def test_outputs_come_back_in_the_order_of_the_images(groups):
     """Each output beside its own image, for a shuffle that is not its own inverse."""
-    order = torch.randperm(9, generator=generator(3))
+    order = torch.randperm(9, generator=generator(1))
     assert not torch.equal(order[order], torch.arange(9))
     images = torch.arange(9.0).view(9, 1, 1, 1).expand(9, 3, 2, 2)
     seen = []
@@ -233,7 +233,7 @@ def test_outputs_come_back_in_the_order_of_the_images(groups):
         seen.extend(batch[:, 0, 0, 0].tolist())
         return batch[:, :, 0, 0], 10 * batch[:, 0, 0, 0]
 
-    features, tens = encode_without_leak(encoder, images, groups, generator(3))
+    features, tens = encode_without_leak(encoder, images, groups, generator(1))
     assert seen == order.tolist()
     assert features[:, 0].tolist() == list(range(9))
     assert tens.tolist() == [10.0 * k for k in range(9)]
