@@ -19,6 +19,7 @@ from PIL import Image
 from samples import write_tar
 
 from crossmodal.settings import MODELS
+from offsphere.dropin import ClipLoss
 from offsphere.encoders.clip import registered_name
 
 ROOT = Path(__file__).parents[1]
@@ -185,6 +186,8 @@ def test_the_code_runs(code: str) -> None:
     names = {
         "model": towers,
         "dataset": range(500),
+        "ClipLoss": ClipLoss,
+        "optimizer": torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1),
         "images": torch.rand(4, 3, 32, 32, generator=draw),
         "tokens": torch.randint(1, 400, (4, 32), generator=draw),
         "projector": torch.nn.Linear(6, 5),
