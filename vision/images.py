@@ -369,7 +369,7 @@ def _class_folders(
         for label, name in enumerate(names):
             if (part / name).exists():
                 pictures += [(file, label) for file in pictures_below(part / name, bad)]
-        for file in pictures_below(part, bad, deep=False) if names else ():
+        for file in pictures_below(part, bad, deep=False) if names != [""] else ():
             bad.add(f"{file} lies outside the class folders ({', '.join(names[:3])}, ...).")
     return tuple(names), pictures
 
