@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -190,7 +191,12 @@ def _main(argv: Sequence[str]) -> None:
     if argv[0] not in COMMANDS:
         print(f"offsphere: error: {unknown('command', argv[0], COMMANDS)}", file=sys.stderr)
         raise SystemExit(2)
-    COMMANDS[argv[0]](argv[1:])
+    try:
+        COMMANDS[argv[0]](argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

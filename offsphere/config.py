@@ -26,6 +26,7 @@ from offsphere.addresses import keep_secret, public
 from offsphere.catalog import identity, named
 from offsphere.help import help_text
 from offsphere.names import unknown
+from offsphere.safe_yaml import compose
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -321,14 +322,10 @@ def _argv_items(argv: Sequence[str]) -> Iterator[Item]:
 
 def _yaml_items(text: str, source: str | Path) -> Iterator[Item]:
     """(key, its values as written, file and line) for each line of a flat YAML mapping."""
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{source} is not valid YAML: {_one_line(error)}") from None
-    except RecursionError:
-        raise ValueError(f"{source} is nested too deeply: settings are flat lines.") from None
+    root = compose(text, source)
     if not isinstance(root, yaml.MappingNode | None):
-        raise ValueError(f"{source}: expected lines such as 'batch_size: 256', not a {root.id}.")
+        kind = root.tag.rpartition(":")[2]
+        raise ValueError(f"{source}: expected lines such as 'batch_size: 256', not a {kind}.")
     names: set[str] = set()
     for key, value in root.value if root else ():
         origin = f"{source}, line {key.start_mark.line + 1}: " if source else ""
@@ -339,10 +336,6 @@ def _yaml_items(text: str, source: str | Path) -> Iterator[Item]:
             raise ValueError(f"{origin}{key.value!r} is set twice: remove one of the lines.")
         names.add(key.value)
         yield key.value, [_as_written(node) for node in nodes], origin
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _as_written(node: yaml.ScalarNode) -> str | None:

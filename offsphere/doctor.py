@@ -76,8 +76,9 @@ def main(argv: Sequence[str], scripts: Scripts) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: ranks are forked
     script = scripts[name]()
     if not issubclass(script.config_class, TrainSettings):
-        print(f"offsphere doctor: error: {name} does not train: name a script that does, such as "
-              f"{DEFAULT[0]}.", file=sys.stderr)  # fmt: skip
+        trains = ", ".join(name for name in scripts if name.startswith("train_"))
+        said = f"{name} trains nothing: expected one of {trains}."
+        print(f"offsphere doctor: error: {said}", file=sys.stderr)
         raise SystemExit(2)
     settings = parse(script.config_class, flags)
     findings = [*environment(settings)]

@@ -8,8 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
-
+from offsphere import safe_yaml
 from offsphere.analysis.verdicts import EXPECTATIONS, Expectation
 from offsphere.names import unknown
 
@@ -100,8 +99,8 @@ def untrained_twin(metric: str) -> str:
 def load_claims(path: str | Path) -> list[Claim]:
     """The claims of a file, checked."""
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        content = safe_yaml.load(Path(path).read_text(encoding="utf-8"), path)
+    except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(content, list) or not content:
         raise ValueError(f"{path}: expected a list of claims, each starting with '- id: ...'.")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import yaml
 
+from offsphere import safe_yaml
 from offsphere.analysis.foreign import check_seeds, read_json, text_in, tuning_choices
 from offsphere.analysis.panels import (
     Measure,
@@ -146,7 +146,7 @@ def study_file(folder: Path) -> dict[str, Any]:
     if recorded := read_json(file):
         return {key: text_in(recorded, key, file) for key in ("describe", "metric")}
     file = CONFIGS / "studies" / f"{folder.name.removesuffix('_smoke')}.yaml"
-    found = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else {}
+    found = safe_yaml.load(file.read_text(encoding="utf-8"), file) if file.exists() else {}
     return found if isinstance(found, dict) else {}
 
 

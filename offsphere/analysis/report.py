@@ -26,6 +26,7 @@ from offsphere.command import one_line_errors
 from offsphere.progress import speaking, track
 from offsphere.record import atomic_write
 from offsphere.share import CONFIGS
+from offsphere.usage import OneLineParser
 
 PAGE = "report.html"
 CLAIMS = CONFIGS / "claims.yaml"
@@ -143,7 +144,7 @@ def _claimed(claims: Sequence[Claim], study: str) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="offsphere report",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-import yaml
 
+from offsphere import safe_yaml
 from offsphere.analysis.foreign import check_curve, check_row
 from offsphere.analysis.stats import estimate
+from offsphere.catalog import identity, named
 from offsphere.names import unknown
 from offsphere.record import RunFolder, atomic_write
 
@@ -48,6 +49,8 @@ CURVE_COLUMNS = ("run", "step", "name", "value")
 LEFT_OUT = ("run/status", "run/reason")
 # What a run records about where it was made, beyond the commit; versions and data are JSON.
 ORIGIN = ("offsphere", "python", "platform", "cpu", "versions", "data")
+# Which columns name data: settings, and what runs record about them.
+DATA_COLUMNS = ("data", "eval_data", "run/data")
 JSON_WORDS = ("true", "false", "null", "NaN", "Infinity")
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "\n": " "}
@@ -99,13 +102,7 @@ def runs_table(folder: str | Path) -> pd.DataFrame:
 def run_row(path: str | Path) -> dict[str, Any]:
     """One run's row, from the files in its folder."""
     run = RunFolder(path)
-    try:
-        settings = yaml.safe_load((run.path / "config.yaml").read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{run.path / 'config.yaml'} is damaged: {reason}") from None
-    if not isinstance(settings, dict):
-        raise ValueError(f"{run.path / 'config.yaml'} holds no settings.")
+    settings = _settings_of(run.path / "config.yaml")
     metrics, origin = run.metrics(), run.provenance()
     facts = {
         "run": run.path.name,
@@ -116,11 +113,39 @@ def run_row(path: str | Path) -> dict[str, Any]:
         "dirty": origin.get("dirty"),
         "data_hash": _data_hash(origin.get("data")),
     }
+    settings = {name: value for name, value in settings.items() if name not in facts}
     measured = {name: value for name, value in metrics.items() if name not in LEFT_OUT}
     made_with = {f"run/{name}": origin.get(name) for name in ORIGIN if origin.get(name)}
-    row = facts | settings | measured | made_with
+    row = _with_names(facts | settings | measured | made_with)
     check_row(row, str(run.path))
     return row
+
+
+def _with_names(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose data have their names, also where it was made when they were called by places."""
+    return {k: _named(v) if k.startswith(DATA_COLUMNS) else v for k, v in row.items()}
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _named(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_named(item) for item in value]
+    return named(value) if isinstance(value, str) else value
+
+
+def _settings_of(file: Path) -> dict[str, Any]:
+    try:
+        settings = safe_yaml.load(file.read_text(encoding="utf-8"), file)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is damaged: {error}.") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f"{file} holds no settings.")
+    for name, value in settings.items():
+        several = value if isinstance(value, list) else [value]
+        if not all(isinstance(one, str | int | float | None) for one in (name, *several)):
+            raise ValueError(f"{file}: {name!r:.40} is no plain value: it was edited.")
+    return {str(name): value for name, value in settings.items()}
 
 
 def write_runs(table: pd.DataFrame, path: str | Path) -> None:
@@ -158,7 +183,7 @@ def stored_rows(path: Path) -> list[dict[str, Any]]:
     rows = [dict(zip(head, map(_read_cell, line), strict=True)) for line in body]
     for number, row in enumerate(rows, 2):
         check_row(row, f"{path}, row {number}")
-    return rows
+    return [_with_names(row) for row in rows] if path.suffix == ".csv" else rows
 
 
 def table_of(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -517,8 +542,15 @@ def _data_hash(data: Any) -> str | None:
     """Twelve hexadecimal digits of what a run recorded about its data."""
     if data is None:
         return None
-    text = json.dumps(data, sort_keys=True, default=str)
+    text = json.dumps(_as_committed(data), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _as_committed(data: Any) -> Any:
+    """A record of data with the places that stand for their names in committed rows."""
+    if isinstance(data, dict):
+        return {key: _as_committed(item) for key, item in data.items()}
+    return identity(data) if isinstance(data, str) else data
 
 
 def _need_pyarrow() -> None:

@@ -9,11 +9,20 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from offsphere.study.execution import Ended, perform
 from offsphere.study.plan import Run
+
+SECONDS_TO_ANSWER = 10.0
+SECONDS_TO_START = 300.0
+"""A loaded machine needs minutes to start Ray."""
 
 
 class RayEngine:
@@ -25,11 +34,13 @@ class RayEngine:
             import ray.exceptions
         except ImportError:
             raise ValueError("--engine=ray needs the extra: pip install -e '.[cluster]'.") from None
+        _refuse_unreachable(os.environ.get("RAY_ADDRESS", ""))
         self.ray = ray
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         cpus = None if os.environ.get("RAY_ADDRESS") else workers or os.cpu_count()
         try:
-            ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False)
+            with _patience():
+                ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False)
         except Exception as error:  # Ray raises many kinds, bare ones too
             raise ValueError(f"Ray could not be started or reached: {error}") from error
         for number, handler in before.items():  # Ray's own would end the study at once
@@ -63,6 +74,42 @@ class RayEngine:
         except self.ray.exceptions.RayError as error:
             first = str(error).strip().splitlines()[0]
             return f"its worker was lost ({type(error).__name__}: {first})"
+
+
+def _refuse_unreachable(address: str) -> None:
+    """Ray would wait for minutes for a cluster that nobody answers for."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon:  # none, or `auto` and `local`
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), SECONDS_TO_ANSWER).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise ValueError(
+            f"No Ray cluster answers at RAY_ADDRESS={address} within {SECONDS_TO_ANSWER:.0f} "
+            f"seconds ({error}): start one there, or unset it to run on this machine."
+        ) from None
+
+
+@contextmanager
+def _patience() -> Iterator[None]:
+    """End the process if Ray hangs where no exception reaches it: nothing has started yet."""
+
+    def give_up() -> None:
+        print(
+            f"offsphere study: error: Ray was not ready within {SECONDS_TO_START:.0f} seconds "
+            f"(RAY_ADDRESS={os.environ.get('RAY_ADDRESS', '')}): is that a Ray cluster?",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)
+
+    watch = threading.Timer(SECONDS_TO_START, give_up)
+    watch.daemon = True
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.cancel()
 
 
 def perform_in(run: Run, folder: str) -> str | None:

@@ -33,13 +33,15 @@ from offsphere.study.plan import (
 )
 from offsphere.study.tables import write_all, write_runs_of
 from offsphere.study.tuning import Choice, choice_for, choices_of, tuning_record
+from offsphere.usage import OneLineParser
 
 EPILOG = """
 A study that was stopped or killed goes on with the same command: finished runs are skipped, cut
 ones resume from their checkpoints. In a clone, which has no run folders, the rows of runs.csv say
 which runs have ended; --out=ELSEWHERE makes them anew. A run that fails is tried once more, then it
 is a failed row of runs.csv. The exit code is 0 if every run finished, 1 if one failed, 2 for a
-faulty file or flag, 130 after Ctrl-C. A cluster for --engine=ray is named by RAY_ADDRESS.
+faulty file or flag, 130 after Ctrl-C. A cluster for --engine=ray is named by RAY_ADDRESS; it must
+answer within 10 seconds.
 """
 
 
@@ -77,7 +79,7 @@ def _error(error: Exception, code: int) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="offsphere study", description=__doc__, epilog=EPILOG, allow_abbrev=False
     )
     parser.add_argument("file", metavar="FILE.yaml")

@@ -59,8 +59,8 @@ class Display(AbstractContextManager):
             return f"{name} {what}: {event.reason}"
         metrics = RunFolder(event.run.path).metrics()
         value = metrics.get(self.metric or "")
-        number = "" if value is None else f", {self.metric} {value:.4g}"
-        return f"{name} finished in {duration(metrics['run/seconds'])}{number}"
+        number = f", {self.metric} {value:.4g}" if isinstance(value, int | float) else ""
+        return f"{name} finished in {duration(metrics.get('run/seconds', 0.0))}{number}"
 
     def _say(self, line: str) -> None:
         if self.bar is None:

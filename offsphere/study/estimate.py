@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from offsphere.catalog import identity
 from offsphere.config import settings
 from offsphere.study.made import finished_below
 from offsphere.study.plan import Run
@@ -24,10 +25,17 @@ def _seconds(run: Run, finished: Sequence[dict[str, Any]]) -> float:
     """By the finished runs whose settings are the most alike: their median time per sample seen
     where both sides state samples, else their median time."""
     own = {name: value for name, value in settings(run.config).items() if name != "seed"}
-    alike = [sum(row.get(name) == value for name, value in own.items()) for row in finished]
+    alike = [
+        sum(_identity(row.get(name)) == value for name, value in own.items()) for row in finished
+    ]
     nearest = [row for row, count in zip(finished, alike, strict=True) if count == max(alike)]
     samples = own.get("samples")
     rates = [row["run/seconds"] / row["run/samples"] for row in nearest if row.get("run/samples")]
     if samples and rates:
         return samples * statistics.median(rates)
     return statistics.median(row["run/seconds"] for row in nearest)
+
+
+def _identity(value: Any) -> Any:
+    """A cell as settings spell it; rows name data, settings have their committed places."""
+    return identity(value) if isinstance(value, str) else value

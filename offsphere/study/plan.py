@@ -25,19 +25,22 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
+from offsphere import safe_yaml
 from offsphere.config import from_dict
 from offsphere.names import unknown
 from offsphere.record import run_path
 
 PART_KEYS = ("script", "fixed", "grid", "seeds", "arms", "tune", "smoke")
+MOST_RUNS = 10_000
+"""A grid beyond this is taken for a mistake: reading it alone would take minutes."""
 STUDY_KEYS = ("describe", "metric", *PART_KEYS, "parts")
 TUNE_KEYS = ("metric", "best", "seeds", "grid", "fixed")
 SMOKE_KEYS = ("fixed", "grid", "seeds", "arms", "tune")
@@ -246,30 +249,12 @@ def _merge(
     return list(runs.values())
 
 
-class _Strict(yaml.SafeLoader):
-    """YAML in which a key that is set twice is an error."""
-
-
-def _mapping(loader: _Strict, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key) for key, _ in node.value]
-    for key in keys:
-        if keys.count(key) > 1:
-            line = node.start_mark.line + 1
-            raise ValueError(f"{key!r} is set twice in the mapping at line {line}: remove one.")
-    return loader.construct_mapping(node, deep=True)
-
-
-_Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
 def _read(file: Path) -> dict[str, Any]:
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Strict)
+        text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"is not valid YAML: {error}") from None
-    return _is_mapping("a study", content, STUDY_KEYS)
+    return _is_mapping("a study", safe_yaml.load(text, ""), STUDY_KEYS)
 
 
 def _study(file: Path, content: dict[str, Any], smoke: bool) -> Study:
@@ -282,6 +267,7 @@ def _study(file: Path, content: dict[str, Any], smoke: bool) -> Study:
         parts = [_part(shared, {}, smoke)]
     else:
         parts = _named_parts(content["parts"], shared, smoke)
+    _refuse_vast("parts", sum(len(part.points) * len(part.seeds) for part in parts))
     name = f"{file.stem}_smoke" if smoke else file.stem
     return Study(name, file, describe or "", metric, tuple(parts))
 
@@ -323,8 +309,13 @@ def _part(content: dict[str, Any], labels: dict[str, str], smoke: bool) -> Part:
         tune = replace(tune, fixed=tune.fixed | wins)
     grid = content.get("grid")
     places = [{}] if grid is None else list(_places("grid", grid))
+    arms = _arms(content.get("arms"))
+    _refuse_vast("grid, arms and seeds", len(places), len(arms), len(seeds))
+    if tune is not None:
+        pilots = (len(tune.candidates), len(tune.seeds))
+        _refuse_vast("tune", len(places), len(arms), *pilots)
     points = []
-    for arm, own in _arms(content.get("arms")).items():
+    for arm, own in arms.items():
         own = dict(own)
         script = own.pop("script", content.get("script"))
         for place in places:
@@ -386,11 +377,21 @@ def _places(where: str, content: Any) -> Iterator[Settings]:
     if not grid:
         raise ValueError(f"{where} is empty: list values under it, or leave the key out.")
     axes = [_axis(f"{where}: {name}", name, values) for name, values in grid.items()]
-    set_by = [key for axis in axes for key in {key for place in axis for key in place}]
-    if twice := {key for key in set_by if set_by.count(key) > 1}:
+    _refuse_vast(where, *(len(axis) for axis in axes))
+    set_by = Counter(key for axis in axes for key in {key for place in axis for key in place})
+    if twice := {key for key, count in set_by.items() if count > 1}:
         raise ValueError(f"{where}: {min(twice)!r} is set by two axes: keep one.")
     for places in itertools.product(*axes):
         yield {key: value for place in places for key, value in place.items()}
+
+
+def _refuse_vast(where: str, *counts: int) -> None:
+    """Refuse a study that nobody can have meant, before it is written out."""
+    if (runs := math.prod(counts)) > MOST_RUNS:
+        raise ValueError(
+            f"{where} makes {runs:,} runs: at most {MOST_RUNS:,} are allowed. List fewer values, "
+            "or divide the study."
+        )
 
 
 def _axis(where: str, name: str, values: Any) -> list[Settings]:

@@ -28,6 +28,7 @@ from offsphere.study.execution import execute
 from offsphere.study.local import LocalEngine
 from offsphere.study.plan import Run, Scripts, equipped
 from offsphere.study.tables import RUNS
+from offsphere.usage import OneLineParser
 
 # How a row was made, not what came out of it.
 NOT_COMPARED = "run/"
@@ -62,7 +63,7 @@ def main(argv: Sequence[str], scripts: Scripts) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="offsphere reproduce",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

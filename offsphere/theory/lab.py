@@ -31,6 +31,10 @@ class LabSettings:
     resume: bool = where(True)
     """A finished run is only shown again; --no-resume measures it anew."""
 
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"--seed must be at least 0, got {self.seed}.")
+
 
 def run_lab(
     config: LabSettings, name: str, measure: Callable[[], Measurement]

@@ -78,6 +78,7 @@ class Config(LabSettings):
     """A safetensors file with an `embedding` matrix, to rescale a trained encoder's columns too."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         low, high = self.items_per_user
         if not 1 <= low <= high <= self.items:
             raise ValueError(

@@ -65,6 +65,7 @@ class Config(LabSettings):
     class_epochs: int = 100
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if min(self.pairs, self.dimension - 1, self.class_epochs) < 1 or self.class_runs < 0:
             raise ValueError(
                 "Expected pairs and class_epochs of at least 1, a dimension of at least 2 and "

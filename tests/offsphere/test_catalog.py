@@ -19,7 +19,7 @@ from text.settings import RetrievalSettings
 from vision.settings import VisionSettings
 
 ROOT = Path(__file__).parents[2]
-TABLES = sorted(ROOT.glob("results/*/runs.csv"))
+TABLES = sorted(ROOT.glob("results/**/runs.csv"))
 OLD_TRAIN = "wds:../shared/data/cifar10/cifar10-train-{000000..000004}.tar"
 OLD_TEST = "wds:../shared/data/cifar10/cifar10-test-000000.tar"
 
@@ -61,7 +61,7 @@ def test_test_data_of_a_name_are_its_own() -> None:
     assert VisionSettings(data="tinyimagenet32", eval_split="validation").data_test is None
 
 
-@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.parent.name)
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: "-".join(table.parts[-3:-1]))
 def test_every_committed_row_keeps_its_name(table: Path) -> None:
     """One row of each kind is read as flags are; seeds and numbers go in directly."""
     made: dict[str, object] = {}

@@ -424,3 +424,26 @@ def test_neither_torch_nor_pandas_is_imported():
         "assert not {'torch', 'pandas', 'numpy', 'tyro'} & set(sys.modules)"
     )
     subprocess.run(child(code), check=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("metrics.json", "[" * 100_000, "is damaged, it is not JSON"),
+        ("metrics.json", "[1]", r"is damaged: expected a JSON object, got \[1\]"),
+        (
+            "metrics.json",
+            '{"run/status": "done"}',
+            "was edited: run/status is 'done', expected one",
+        ),
+        ("metrics.json", '{"run/status": ["finished"]}', r"run/status is \['finished'\]"),
+        ("steps.jsonl", '{"loss": 1}\n', "steps.jsonl, line 1 is damaged: it has no whole 'step'"),
+        ("steps.jsonl", '{"step": "x"}\n', "it has no whole 'step'"),
+    ],
+)
+def test_an_edited_record_is_one_line(tmp_path, file, content, said):
+    (tmp_path / "config.yaml").write_text("cell: dot\n")
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ValueError, match=said) as refusal:
+        RunFolder(tmp_path).steps()
+    assert "\n" not in str(refusal.value)

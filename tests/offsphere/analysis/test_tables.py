@@ -170,7 +170,7 @@ def test_damaged_tables_are_named(study):
         runs_table(study)
     (study / RUNS).unlink()
     (run_folders(study)[0] / "config.yaml").write_text("cell: [")
-    with pytest.raises(ValueError, match=r"config\.yaml is damaged"):
+    with pytest.raises(ValueError, match=r"config\.yaml is not valid YAML"):
         runs_table(study)
 
 

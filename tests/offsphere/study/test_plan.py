@@ -264,3 +264,24 @@ def test_the_settings_of_a_run_do_not_depend_on_how_they_were_written(runs_of):
     other = runs_of("script: toy\nseeds: [0]\ngrid: {batch_size: [4]}\narms: {x: {lr: 0.1}}\n")
     assert [settings(r.config) for r in one] == [settings(r.config) for r in other]
     assert [r.path for r in one] == [r.path for r in other]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("grid: {lr: LONG, batch_size: LONG, steps: LONG}", "grid makes 125,000,000 runs"),
+        (
+            "tune: {metric: m, best: max, seeds: [9], grid: {lr: LONG, steps: LONG}}",
+            "tune: grid ma",
+        ),
+        (
+            "grid: {lr: LONG, steps: [1, 2, 3, 4, 5, 6, 7, 8]}\narms: {a: {}, b: {}, c: {}}",
+            "12,000",
+        ),
+    ],
+)
+def test_an_impossible_grid_is_refused_at_once(toy, tmp_path, text, said):
+    file = tmp_path / "vast.yaml"
+    file.write_text(f"script: toy\nseeds: [0]\n{text}\n".replace("LONG", str(list(range(1, 501)))))
+    with pytest.raises(ValueError, match=said):
+        load_study(file, toy.SCRIPTS)
