@@ -37,6 +37,7 @@ from offsphere import safe_yaml
 from offsphere.config import from_dict
 from offsphere.names import unknown
 from offsphere.record import run_path
+from offsphere.study.measures import check_metric
 
 PART_KEYS = ("script", "fixed", "grid", "seeds", "arms", "tune", "smoke")
 MOST_RUNS = 10_000
@@ -138,6 +139,9 @@ def load_study(file: str | Path, scripts: Scripts, *, smoke: bool = False) -> St
         study = _study(file, _read(file), smoke)
         for part in study.parts:
             _check_part(part, scripts)
+        if study.metric is not None:
+            named = (point.script for part in study.parts for point in part.points)
+            check_metric("metric:", study.metric, named)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
     return study
@@ -361,6 +365,8 @@ def _tune(content: Any, seeds: Sequence[int]) -> Tune:
     for key in ("metric", "best", "seeds", "grid"):
         if key not in tune:
             raise ValueError(f"tune needs {key!r}.")
+    if not isinstance(tune["metric"], str):
+        raise ValueError(f"tune: metric must be a text, got {tune['metric']!r}.")
     if tune["best"] not in ("max", "min"):
         raise unknown("value of tune: best", tune["best"], ("max", "min"))
     pilots = _seeds("tune: seeds", tune["seeds"])
@@ -447,6 +453,7 @@ def _check_part(part: Part, scripts: Scripts) -> None:
         if part.tune is None:
             _check_settings(script, point.settings)
             continue
+        check_metric("tune: metric", part.tune.metric, [point.script])
         if "eval_split" not in {field.name for field in fields(script.config_class)}:
             raise ValueError(f"tune: {point.script} has no eval_split: it cannot be tuned.")
         for candidate, pilot in zip(

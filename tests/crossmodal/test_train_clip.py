@@ -21,6 +21,7 @@ from offsphere.cells import CELLS, Cell
 from offsphere.encoders.clip import clip_towers, registered_name
 from offsphere.encoders.frozen import frozen_tower
 from offsphere.geometry import cohens_d
+from offsphere.study.measures import unmeasured
 from offsphere.training import run as training_run
 from offsphere.training.optim import build_optimizers
 from offsphere.training.streams import batch_indices, stream
@@ -50,6 +51,7 @@ def test_every_cell_and_direction_trains_and_evaluates(table, tmp_path, cell, di
     metrics = run(config(table, tmp_path, cell=cell, direction=direction, variance_weight=1.0))
     assert metrics["run/status"] == "finished"
     assert metrics["run/steps"] == 4
+    assert unmeasured("train_clip", set(metrics) - {"run/status", "run/ended"}) == []
     # Chance of 36 images is 1/36; recall at 10 of 36 can only rise with k.
     assert metrics["test/chance_t2i_r1"] == pytest.approx(1 / 36)
     assert metrics["test/i2t_r1"] <= metrics["test/i2t_r5"] <= metrics["test/i2t_r10"] <= 1

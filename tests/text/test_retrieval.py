@@ -22,6 +22,7 @@ from offsphere.config import command, load_yaml, run_name
 from offsphere.evaluation.ranking import Ranking, outcomes
 from offsphere.names import CELLS
 from offsphere.record import RunFolder, run_path
+from offsphere.study.measures import unmeasured
 from offsphere.training.run import objective_of
 from offsphere.training.streams import stream
 from text import experiment, pairs
@@ -97,6 +98,7 @@ def test_a_whole_run_leaves_a_folder_that_explains_itself(
         save_embeddings=True,
     )
     metrics = run(config)
+    assert unmeasured("train_retrieval", set(metrics) - {"run/status", "run/ended"}) == []
     folder = RunFolder(run_path(config, script="train_retrieval", out=tmp_path))
     assert load_yaml(Config, folder.path / "config.yaml") == config
     examples = load_file(folder.path / "examples.safetensors")

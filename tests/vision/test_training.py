@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from offsphere.config import load_yaml, run_name
 from offsphere.names import CELLS
 from offsphere.record import RunFolder, run_path
+from offsphere.study.measures import unmeasured
 from offsphere.training import run as training_run
 from offsphere.training.optim import rate
 from offsphere.training.streams import batch_indices
@@ -111,6 +112,7 @@ def test_a_whole_run_leaves_a_folder_that_explains_itself(tmp_path: Path):
     # Scored with the eval cell, dot; both names are of one vote then.
     assert metrics["test/knn_embedding"] == metrics["test/knn_embedding_dot"]
     assert 0 <= metrics["test/ood_auroc"] <= 1
+    assert unmeasured("train_simclr", set(metrics) - {"run/status", "run/ended"}) == []
     provenance = RunFolder(folder).provenance()
     assert provenance["data"]["train"]["size"] == 256
 

@@ -152,7 +152,7 @@ script: train_simclr
 seeds: [0]
 fixed: {limit: 256, lr: 0.3}
 grid: {cell: [cosine, dot]}
-tune: {metric: test/score, best: max, seeds: [9], grid: {temperature: [0.1, 0.2]}}
+tune: {metric: test/probe, best: max, seeds: [9], grid: {temperature: [0.1, 0.2]}}
 parts:
   - name: tuned
   - name: plain
