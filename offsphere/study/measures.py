@@ -19,7 +19,7 @@ NORM = "mean std cv q05 q25 q50 q75 q95"
 TRAINING = (
     *_named("train", "loss negative_mean negative_variance alignment uniformity rankme"),
     *_named("train", "rankme_unit temperature scale_ratio effective_temperature exponent_left"),
-    *_named("train", "exponent_right lr gradient_norm clip_rate"),
+    *_named("train", "exponent_right lr gradient_norm clip_rate norm_penalty"),
     *(f"train/norm_{side}_{what}" for side in ("left", "right") for what in NORM.split()),
     *_named("run", "seconds steps samples"),
 )

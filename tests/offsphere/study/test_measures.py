@@ -16,7 +16,7 @@ from offsphere.study.plan import load_study
 ROOT = Path(__file__).parents[3]
 # Measured with data or flags that no committed study has.
 ELSEWHERE = ("style/", "zero_shot_", "chance_*", "majority_*", "judge", "_judged")
-ELSEWHERE += ("answer_in_top", "reader_", "ndcg10_by_", "ood_auroc")
+ELSEWHERE += ("answer_in_top", "reader_", "ndcg10_by_", "ood_auroc", "norm_penalty")
 
 
 @pytest.fixture(scope="module")
