@@ -15,6 +15,8 @@ from offsphere.shards import existing, expand, is_streamed, shard_paths
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from offsphere.record import RunFolder
+
 PATHS = ("wds", "folder", "csv", "beir", "stsb", "captions")
 PIPE = "pipe:"
 
@@ -56,6 +58,15 @@ def stamp(config: DataclassInstance) -> str | None:
         facts = file.stat()
         digest.update(repr((file.name, facts.st_size, facts.st_mtime_ns)).encode())
     return digest.hexdigest()[:16] if found else None
+
+
+def has_changed(folder: RunFolder, config: DataclassInstance) -> bool:
+    """Whether the files of a run are not as they were, so that contents have to be compared.
+
+    Runs of before there were stamps, and data that are not there now, cannot be told: no.
+    """
+    before = folder.provenance().get("files")
+    return before is not None and stamp(config) not in (None, before)
 
 
 def _root(config: DataclassInstance) -> str | None:

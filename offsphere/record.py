@@ -34,6 +34,7 @@ except ImportError:  # the first thing that a script or `offsphere` imports and 
 
 import offsphere
 from offsphere.addresses import public
+from offsphere.catalog import named
 from offsphere.config import (
     as_written,
     load_yaml,
@@ -119,15 +120,29 @@ class RunFolder(AbstractContextManager):
         """The first start's provenance, and the later ones under `resumed`."""
         return self._read("provenance.json")
 
-    def describe_data(self, data: dict[str, Any]) -> None:
-        """Record the data's fingerprint; to go on with other data is an error."""
+    def describe_data(self, data: dict[str, Any], stamp: str | None = None) -> None:
+        """Record the data's fingerprint; to go on with other data is an error.
+
+        `stamp` (see needs) tells later at no cost that the files are as they were.
+        """
         stored, data = self.provenance(), _from_json(_to_json(data), "data")
-        if stored.get("data") not in (None, data):
+        if differ := _differences(stored.get("data"), data):
             raise ValueError(
-                f"{self.path} was started on the data {stored['data']}, but now it is {data}: "
-                "bring the old data back, or move the folder away to start anew."
+                f"{self.path} was made with other data: {'; '.join(differ)}. Bring the old data "
+                "back, or start anew beside it: --no-resume, another --study or --out."
             )
-        self._write("provenance.json", {**stored, "data": data})
+        self._write("provenance.json", {**stored, "data": data, "files": stamp})
+
+    def discard(self) -> None:
+        """Take back a folder that was new when it was opened and in which nothing was begun."""
+        if self.state != "new":
+            return
+        for name in ("config.yaml", "provenance.json", ".lock"):
+            (self.path / name).unlink(missing_ok=True)
+        with suppress(OSError):  # somebody's file, such as the output of a study's run, stays
+            self.checkpoint.rmdir()
+            self.path.rmdir()
+            self.path.parent.rmdir()
 
     def close(self) -> None:
         """Let the lock go."""
@@ -275,6 +290,35 @@ def provenance(data: dict[str, Any] | None) -> dict[str, Any]:
         "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "data": data,
     }
+
+
+def _differences(before: Any, now: dict[str, Any]) -> list[str]:
+    """How two records of data differ, part by part, with both fingerprints."""
+    if before is None:
+        return []
+    before, now = _with_names(before), _with_names(now)
+    if not isinstance(before, dict):
+        return [f"they were {before!r:.80}"]
+    return [
+        f"{part} was {_in_short(before.get(part))} and is {_in_short(now.get(part))}"
+        for part in dict.fromkeys([*before, *now])
+        if before.get(part) != now.get(part)
+    ]
+
+
+def _with_names(data: Any) -> Any:
+    """A record of data by names, also where it has the old place of a set with a name."""
+    if isinstance(data, dict):
+        return {key: _with_names(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_with_names(value) for value in data]
+    return named(data) if isinstance(data, str) else data
+
+
+def _in_short(data: Any) -> str:
+    if isinstance(data, dict) and "hash" in data:
+        return f"{data.get('data')} {data['hash']}"
+    return json.dumps(data)
 
 
 def _check_same_run(run: RunFolder, config: DataclassInstance, script: str) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offsphere.config import command
-from offsphere.needs import lacking, refuse_commands, refuse_missing
-from offsphere.record import write_json
+from offsphere.needs import has_changed, lacking, refuse_commands, refuse_missing, stamp
+from offsphere.record import RunFolder, write_json
 from offsphere.study.display import Display, duration
 from offsphere.study.estimate import estimate
 from offsphere.study.execution import Engine, execute
@@ -178,6 +178,24 @@ def _refuse_unready(study: Study, scripts: Scripts, args: argparse.Namespace) ->
         [run.config for run in plan.to_do], allowed=args.allow_pipe, flag="--allow-pipe"
     )
     refuse_missing(run.config for run in plan.to_do)
+    _refuse_changed(plan.tally.finished)
+
+
+def _refuse_changed(finished: list[Run]) -> None:
+    """Refuse to go on beside finished runs whose data have changed since.
+
+    Sizes and times of files are looked at first; only where they differ are data read again.
+    """
+    touched = [run for run in finished if has_changed(RunFolder(run.path), run.config)]
+    if not touched:
+        return
+    from offsphere.training.run import description_of
+
+    print(f"The data files of {len(touched)} finished runs have other times: reading them again.")
+    for run in touched:
+        found = description_of(run.script.run, run.config)
+        with RunFolder(run.path, lock=True) as folder:
+            folder.describe_data(found, stamp(run.config))
 
 
 def _engine(study: Study, scripts: Scripts, args: argparse.Namespace) -> Engine:
@@ -209,7 +227,7 @@ def _stage(
         write_runs_of(folder, runs)
     if not tally.to_do:
         return failed
-    with Display(title, len(runs), len(tally.finished), len(failed), metric) as display:
+    with Display(title, runs, len(tally.finished), len(failed), metric) as display:
         for event in execute(tally.to_do, engine(), stops_asked):
             display.show(event)
             if event.what == "failed":

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
+from offsphere.config import settings
 from offsphere.record import RunFolder
 from offsphere.study.execution import Event
+from offsphere.study.plan import Run
 
 
 class Display(AbstractContextManager):
     """The progress of one stage of a study."""
 
     def __init__(
-        self, title: str, total: int, finished: int, failed: int, metric: str | None
+        self, title: str, runs: Sequence[Run], finished: int, failed: int, metric: str | None
     ) -> None:
-        self.title, self.total, self.metric = title, total, metric
+        self.title, self.total, self.metric = title, len(runs), metric
+        self.which = which_run(runs)
         self.finished, self.failed, self.begin = finished, failed, time.monotonic()
         self.done_before, self.at_work = finished + failed, 0
         self.bar: Any = None
@@ -53,7 +58,8 @@ class Display(AbstractContextManager):
             self.bar.update(self.task, completed=done, description=state)
 
     def _line(self, event: Event) -> str:
-        name = event.run.path.name
+        which = self.which.get(event.run.path)
+        name = event.run.path.name + (f" ({which})" if which else "")
         if event.what != "finished":
             what = "tried again" if event.what == "retried" else event.what
             return f"{name} {what}: {event.reason}"
@@ -72,6 +78,23 @@ class Display(AbstractContextManager):
         now = done - self.done_before
         elapsed = time.monotonic() - self.begin
         return elapsed / now * (self.total - done) if now else None
+
+
+def which_run(runs: Sequence[Run]) -> dict[Path, str]:
+    """What tells each run from the others: the settings that vary, but for those of its name."""
+    every = {run.path: settings(run.config) for run in runs}
+    first = next(iter(every.values()), {})
+    names = dict.fromkeys(name for one in every.values() for name in one)
+    vary = [
+        name
+        for name in names
+        if name not in ("cell", "seed")
+        and any(repr(one.get(name)) != repr(first.get(name)) for one in every.values())
+    ]
+    return {
+        path: ", ".join(f"{name} {one[name]}" for name in vary if one.get(name) is not None)
+        for path, one in every.items()
+    }
 
 
 def duration(seconds: float) -> str:

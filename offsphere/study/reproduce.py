@@ -132,7 +132,7 @@ def _made_again(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], workers:
     to_do = [run for run in runs if RunFolder(run.path).state != "finished"]
     with (
         contextlib.closing(LocalEngine(workers, [run.script for run in runs])) as engine,
-        Display("again", len(runs), len(runs) - len(to_do), 0, None) as display,
+        Display("again", runs, len(runs) - len(to_do), 0, None) as display,
     ):
         for event in execute(to_do, engine, lambda: 0):
             display.show(event)

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from offsphere.cells import Cell
 from offsphere.config import command, load_yaml
+from offsphere.needs import has_changed, stamp
 from offsphere.objective import Objective
 from offsphere.record import RunFolder, atomic_write, open_run
 from offsphere.shards import existing
@@ -50,6 +51,7 @@ class Experiment:
 
 
 _examined: ContextVar[list[Experiment] | None] = ContextVar("_examined", default=None)
+_described: ContextVar[list[dict[str, object]] | None] = ContextVar("_described", default=None)
 
 
 def experiment_of(run: Callable[[SettingsT], object], settings: SettingsT) -> Experiment:
@@ -65,6 +67,17 @@ def experiment_of(run: Callable[[SettingsT], object], settings: SettingsT) -> Ex
     return built[0]
 
 
+def description_of(run: Callable[[SettingsT], object], settings: SettingsT) -> dict[str, object]:
+    """What a script's `run(settings)` would record about its data, which is read for it."""
+    described: list[dict[str, object]] = []
+    token = _described.set(described)
+    try:
+        run(settings)
+    finally:
+        _described.reset(token)
+    return described[0] if described else {}
+
+
 def train_run(
     settings: TrainSettings,
     script: str,
@@ -76,6 +89,9 @@ def train_run(
     `describe` loads the data and gives its fingerprint, which must be that of the run's first
     start; `build` then makes what is trained.
     """
+    if (described := _described.get()) is not None:
+        described.append(describe())
+        return {}
     if (built := _examined.get()) is not None:
         with tempfile.TemporaryDirectory() as folder:
             describe()
@@ -85,11 +101,18 @@ def train_run(
         torch.set_num_threads(settings.threads)
         folder, ended = _open(settings, script, ranks, stack)
         if ended is not None:
+            if ranks.first and has_changed(folder, settings):
+                folder.describe_data(describe(), stamp(settings))
             return ended
-        description = describe()
-        ranks.on_first(lambda: folder.describe_data(description))
-        experiment = build(folder)
-        steps_of(settings, experiment.population)
+        try:
+            description = describe()
+            ranks.on_first(lambda: folder.describe_data(description, stamp(settings)))
+            experiment = build(folder)
+            steps_of(settings, experiment.population)
+        except (ValueError, OSError):  # a faulty path or setting: nothing has begun
+            if ranks.first:
+                folder.discard()
+            raise
         try:
             metrics: dict[str, object] = dict(
                 fit(

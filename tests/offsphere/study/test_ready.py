@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import csv
+import os
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from offsphere import cli
 from offsphere.config import parse, to_yaml
+from offsphere.record import RunFolder
 from offsphere.study.command import study_command
 from offsphere.training import script
-from vision import train_simclr
+from vision import experiment, train_simclr
 
 ROOT = Path(__file__).parents[3]
 STUDIES = sorted((ROOT / "configs" / "studies").glob("*.yaml"))
@@ -162,6 +167,70 @@ def test_what_a_foreign_row_would_run_is_printed_first(capsys):
     out, err = capsys.readouterr()
     assert out == ("python vision/train_simclr.py --study=st --out=again/x --data=folder:nowhere\n")
     assert "folder:nowhere cannot be read" in err
+
+
+def test_progress_tells_runs_apart_by_what_varies(toy, tmp_path: Path, capfd):
+    Path("s.yaml").write_text(
+        "script: toy\nseeds: [0]\ngrid: {lr: [0.1, 0.3], cell: [cosine, dot]}\n"
+    )
+    assert study_command(["s.yaml", "--workers=1"], toy.SCRIPTS) == 0
+    lines = capfd.readouterr().out
+    for cell in ("cosine", "dot"):
+        for lr in (0.1, 0.3):
+            assert re.search(rf"{cell}-seed0-\w+ \(lr {lr}\) finished in", lines)
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A folder of two classes, of random pixels."""
+    draw = np.random.default_rng(0)
+    for part, count in (("train", 60), ("test", 8)):
+        for label in ("a", "b"):
+            (tmp_path / "mine" / part / label).mkdir(parents=True)
+            for i in range(count):
+                pixels = draw.integers(256, size=(16, 16, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / f"mine/{part}/{label}/{i}.png")
+    return tmp_path / "mine"
+
+
+def small(**changes: object) -> train_simclr.Config:
+    given = {"data": "folder:mine", "image_size": 16, "batch_size": 16, "samples": 32}
+    given |= {"layer": "backbone", "threads": 1, "progress": False}
+    return train_simclr.Config(**(given | changes))  # pyright: ignore
+
+
+def test_data_that_changed_since_a_run_ended_are_refused(pictures: Path, capsys):
+    config = small(out="r")
+    metrics = train_simclr.run(config)
+    folder = RunFolder(next(Path("r/train_simclr").iterdir()))
+    before = folder.provenance()["data"]["train"]["hash"]
+    assert train_simclr.run(config) == metrics
+    picture = pictures / "train/a/0.png"
+    os.utime(picture, (1, 1))  # other times alone, as in a copy: the contents decide
+    assert train_simclr.run(config) == metrics
+    pixels = np.asarray(Image.open(picture)) // 2
+    Image.fromarray(pixels).save(picture)
+    experiment.kept_images.cache_clear()
+    with pytest.raises(
+        ValueError, match=f"made with other data: train was folder:mine {before} and "
+    ):
+        train_simclr.run(config)
+    assert RunFolder(folder.path).metrics() == metrics
+    study = "script: train_simclr\nseeds: [0, 1]\nfixed: {data: 'folder:mine', image_size: 16, "
+    study += "batch_size: 16, samples: 32, layer: backbone, threads: 1}\n"
+    Path("train_simclr.yaml").write_text(study)
+    assert study_command(["train_simclr.yaml", "--out=r"], cli.SCRIPTS) == 1
+    assert f"train was folder:mine {before} and is folder:mine " in capsys.readouterr().err
+    assert [path.name for path in Path("r/train_simclr").iterdir()] == [folder.path.name]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"pretrained": "no/such.pt"}, {"data": "folder:no/such"}, {"samples": 8}]
+)
+def test_a_run_that_cannot_begin_leaves_no_folder(pictures: Path, changes):
+    with pytest.raises((ValueError, OSError)):
+        train_simclr.run(small(out="r", **changes))
+    assert list(Path("r").rglob("*")) == []
 
 
 def test_which_sets_are_here(capsys, tmp_path: Path):
