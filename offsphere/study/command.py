@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from offsphere.config import command
 from offsphere.needs import has_changed, lacking, refuse_commands, refuse_missing, stamp
 from offsphere.record import RunFolder, write_json
+from offsphere.study.answer import answer
 from offsphere.study.display import Display, duration
 from offsphere.study.estimate import estimate
 from offsphere.study.execution import Engine, execute
@@ -164,7 +165,11 @@ def _run_study(
         write_json(folder / "plan.json", _plan_record(study, runs))
         failed = stage(study.name, runs)
     write_all(folder, runs)
-    return 1 if stops_asked() else _closing(folder, runs, failed, choices)
+    if stops_asked():
+        return 1
+    code = _closing(folder, runs, failed, choices)
+    _tell_answer(study, runs, args)
+    return code
 
 
 def _here(runs: list[Run], args: argparse.Namespace) -> list[Run]:
@@ -266,6 +271,14 @@ def _closing(folder: Path, runs: list[Run], failed: list[Run], choices: list[Cho
     if others := [path for path in others if path.name not in planned]:
         print(f"{len(others)} other runs in {folder} are in the table, but not in the plan.")
     return 1 if failed or untuned else 0
+
+
+def _tell_answer(study: Study, runs: list[Run], args: argparse.Namespace) -> None:
+    """What was found, and what to do next."""
+    for line in answer(study, runs):
+        print(line)
+    folder = Path(args.out) / study.name
+    print(f"Next: {shlex.join(['offsphere', 'report', str(folder)])}")
 
 
 class Plan(NamedTuple):
