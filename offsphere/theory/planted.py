@@ -14,6 +14,7 @@ magnitudes are exchangeable and the expected difference is exactly zero, however
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -90,6 +91,28 @@ class Config(LabSettings):
     shuffles: int = 5
     """Shuffles of the magnitudes in each fresh corpus, averaged."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if VERDICT_CELL not in self.cells:
+            raise ValueError(
+                f"Expected {VERDICT_CELL} among the cells, for the verdict, got {self.cells}."
+            )
+        at_least = {"relevant": 2, "queries_each": 1, "worlds": 2, "shuffles": 1, "steps": 1}
+        at_least |= {"negatives": 1, "batch_size": 2, "latent": 1, "hidden": 1, "width": 1}
+        for name, smallest in at_least.items():
+            got = getattr(self, name)
+            if got < smallest:
+                raise ValueError(f"Expected {name} of at least {smallest}, got {got}.")
+        for name in ("temperature", "learning_rate", "free_learning_rate", "spread"):
+            got = getattr(self, name)
+            if not 0 < got < math.inf:
+                raise ValueError(f"Expected a finite {name} above 0, got {got}.")
+        if self.latent > self.features:
+            raise ValueError(
+                f"Expected at least as many features as latent dimensions, got {self.features} "
+                f"and {self.latent}. Raise --features or lower --latent."
+            )
+
 
 class Gain(NamedTuple):
     """A mean paired difference, its 95 % t-interval and the one-sided p-value of no gain."""
@@ -137,7 +160,6 @@ def train_and_score(config: Config) -> tuple[Corpus, dict[str, HeldOut]]:
     """The training corpus, and each cell's scores on the same fresh corpora."""
     from offsphere.theory import planted_world as world
 
-    _check(config)
     generator = world.stream(config.seed, "data")
     mixing = world.draw_mixing(config, generator)
     corpus = world.draw_corpus(config, mixing, generator)
@@ -247,25 +269,6 @@ def _contrast(scored: dict[str, HeldOut]) -> Metrics:
     gain = paired_gain(scored[VERDICT_CELL].own, scored["cosine"].own)
     name = f"contrast/{VERDICT_CELL}_minus_cosine"
     return {name: gain.mean, f"{name}_low": gain.low, f"{name}_high": gain.high}
-
-
-def _check(config: Config) -> None:
-    if VERDICT_CELL not in config.cells:
-        raise ValueError(
-            f"Expected {VERDICT_CELL} among the cells, for the verdict, got {config.cells}."
-        )
-    at_least = {"relevant": 2, "queries_each": 1, "worlds": 2, "shuffles": 1, "steps": 1}
-    at_least |= {"negatives": 1, "batch_size": 2, "latent": 1, "hidden": 1, "width": 1}
-    for name, smallest in at_least.items():
-        if getattr(config, name) < smallest:
-            raise ValueError(
-                f"Expected {name} of at least {smallest}, got {getattr(config, name)}."
-            )
-    if config.latent > config.features:
-        raise ValueError(
-            f"Expected at least as many features as latent dimensions, got {config.features} and "
-            f"{config.latent}. Raise --features or lower --latent."
-        )
 
 
 def _draw_cells(config: Config, scored: dict[str, HeldOut], metrics: Metrics) -> Figure:
