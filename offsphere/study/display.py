@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from offsphere.catalog import named
 from offsphere.config import settings
 from offsphere.record import RunFolder
 from offsphere.study.execution import Event
@@ -92,9 +93,14 @@ def which_run(runs: Sequence[Run]) -> dict[Path, str]:
         and any(repr(one.get(name)) != repr(first.get(name)) for one in every.values())
     ]
     return {
-        path: ", ".join(f"{name} {one[name]}" for name in vary if one.get(name) is not None)
+        path: ", ".join(f"{name} {_spelt(one[name])}" for name in vary if one.get(name) is not None)
         for path, one in every.items()
     }
+
+
+def _spelt(value: Any) -> Any:
+    """A value as its user writes it: data by their name."""
+    return named(value) if isinstance(value, str) else value
 
 
 def duration(seconds: float) -> str:
