@@ -324,7 +324,7 @@ def _yaml_items(text: str, source: str | Path) -> Iterator[Item]:
     """(key, its values as written, file and line) for each line of a flat YAML mapping."""
     root = compose(text, source)
     if not isinstance(root, yaml.MappingNode | None):
-        kind = root.tag.rpartition(":")[2]
+        kind = "sequence" if isinstance(root, yaml.SequenceNode) else "scalar"
         raise ValueError(f"{source}: expected lines such as 'batch_size: 256', not a {kind}.")
     names: set[str] = set()
     for key, value in root.value if root else ():

@@ -200,9 +200,9 @@ def small(**changes: object) -> train_simclr.Config:
 
 
 def test_data_that_changed_since_a_run_ended_are_refused(pictures: Path, capsys):
-    config = small(out="r")
+    config = small(out="r", study="s")
     metrics = train_simclr.run(config)
-    folder = RunFolder(next(Path("r/train_simclr").iterdir()))
+    folder = RunFolder(next(Path("r/s").iterdir()))
     before = folder.provenance()["data"]["train"]["hash"]
     assert train_simclr.run(config) == metrics
     picture = pictures / "train/a/0.png"
@@ -218,10 +218,10 @@ def test_data_that_changed_since_a_run_ended_are_refused(pictures: Path, capsys)
     assert RunFolder(folder.path).metrics() == metrics
     study = "script: train_simclr\nseeds: [0, 1]\nfixed: {data: 'folder:mine', image_size: 16, "
     study += "batch_size: 16, samples: 32, layer: backbone, threads: 1}\n"
-    Path("train_simclr.yaml").write_text(study)
-    assert study_command(["train_simclr.yaml", "--out=r"], cli.SCRIPTS) == 1
+    Path("s.yaml").write_text(study)
+    assert study_command(["s.yaml", "--out=r"], cli.SCRIPTS) == 1
     assert f"train was folder:mine {before} and is folder:mine " in capsys.readouterr().err
-    assert [path.name for path in Path("r/train_simclr").iterdir()] == [folder.path.name]
+    assert [path.name for path in Path("r/s").iterdir()] == [folder.path.name]
 
 
 @pytest.mark.parametrize(
