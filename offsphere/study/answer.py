@@ -93,7 +93,8 @@ def _compared(measured: Sequence[tuple[Run, Facts, float]], treatment: str) -> l
 
 def sentence(metric: str, rows: Sequence[Compared]) -> str:
     """Which level differs most surely, or how many seeds it would take to tell."""
-    from offsphere.analysis.stats import holm, seeds_for_difference
+    from offsphere.analysis.power import seeds_for_difference
+    from offsphere.analysis.stats import holm
 
     told = [(row, row.difference) for row in rows if row.difference is not None]
     if not told:

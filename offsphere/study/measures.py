@@ -21,9 +21,10 @@ TRAINING = (
     *_named("train", "rankme_unit temperature scale_ratio effective_temperature exponent_left"),
     *_named("train", "exponent_right lr gradient_norm clip_rate norm_penalty"),
     *(f"train/norm_{side}_{what}" for side in ("left", "right") for what in NORM.split()),
-    *_named("run", "seconds steps samples"),
+    *_named("run", "seconds steps samples kept_steps"),
+    "validation/score",
 )
-CONTRASTIVE = (*TRAINING, *_named("train", "contrastive variance"))
+CONTRASTIVE = (*TRAINING, *_named("train", "contrastive variance gor"))
 CORNERS = "cosine dot qnorm dnorm"
 VISION = (
     *CONTRASTIVE,
@@ -32,7 +33,9 @@ VISION = (
     *_named("test untrained", "probe_embedding_raw norm_auroc ece ece_with_norm ood_auroc nmi"),
     *_named("test untrained", "backbone_norm_auroc backbone_ece backbone_ece_with_norm"),
     *_named("test untrained", "backbone_ood_auroc norm_backbone_mean norm_backbone_cv"),
-    *_named("test untrained", "norm_embedding_mean norm_embedding_cv"),
+    *_named("test untrained", "norm_embedding_mean norm_embedding_cv rankme_backbone"),
+    *_named("test untrained", "rankme_embedding negative_mean negative_variance probe_polar"),
+    *_named("test untrained", "probe_embedding_polar"),
 )
 RETRIEVED = "i2t_r1 i2t_r5 i2t_r10 t2i_r1 t2i_r5 t2i_r10"
 CLIP = (
@@ -59,6 +62,9 @@ RETRIEVAL = (
     *_named("test test/* untrained untrained/*", "norm_document_cv hubness_skewness"),
     *_named("test test/* untrained untrained/*", "hubness_norm_correlation ndcg10_by_*"),
     *_named("test test/* untrained untrained/*", "answer_in_top* reader_em reader_f1"),
+    *_named("test test/* untrained untrained/*", "ndcg10_permuted cohens_d_permuted"),
+    *_named("test test/* untrained untrained/*", "norm_leverage"),
+    *_named("test untrained", "norm_gain_mean norm_gain_r norm_gain_r_permuted"),
     *(
         f"{group}/ndcg10_scored_{cell}"
         for group in ("test", "test/*", "untrained", "untrained/*")
