@@ -22,8 +22,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-import numpy as np
-
 from offsphere.addresses import check_address, fetch_beside, keep_secret, public, real
 from offsphere.emoji import cache_directory
 from offsphere.names import unknown
@@ -263,6 +261,8 @@ def _cache_entry(path: Path, suffix: str) -> Path | None:
 
 def _read_entry(entry: Path, identity: tuple[int, int]) -> tuple[Member, ...] | None:
     """The cached members, or None if there are none, they are another file's or damaged."""
+    import numpy as np  # here, because every script's --help reads this module
+
     try:
         with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             if tuple(stored["identity"].tolist()) != identity:
@@ -278,6 +278,8 @@ def _read_entry(entry: Path, identity: tuple[int, int]) -> tuple[Member, ...] | 
 
 def _write_entry(entry: Path, identity: tuple[int, int], members: tuple[Member, ...]) -> None:
     """Store an index in one step; a cache that cannot be written is done without."""
+    import numpy as np
+
     names = "".join(f"{member.name}\0" for member in members).encode()
     places = np.array([member[1:] for member in members], np.int64).reshape(len(members), 2)
 

@@ -141,11 +141,12 @@ def _settings_of(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file} is damaged: {error}.") from None
     if not isinstance(settings, dict):
         raise ValueError(f"{file} holds no settings.")
+    check_row(settings, str(file))
     for name, value in settings.items():
         several = value if isinstance(value, list) else [value]
-        if not all(isinstance(one, str | int | float | None) for one in (name, *several)):
+        if not all(isinstance(one, str | int | float | None) for one in several):
             raise ValueError(f"{file}: {name!r:.40} is no plain value: it was edited.")
-    return {str(name): value for name, value in settings.items()}
+    return settings
 
 
 def write_runs(table: pd.DataFrame, path: str | Path) -> None:

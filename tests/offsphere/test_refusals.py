@@ -67,7 +67,7 @@ def test_the_doctor_of_a_script_that_does_not_train(capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(["doctor", "planted"])
     assert end.value.code == 2
-    assert capsys.readouterr().err.startswith("offsphere doctor: error: planted does not train")
+    assert capsys.readouterr().err.startswith("offsphere doctor: error: planted trains nothing")
 
 
 def good_state() -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import shlex
 import signal
@@ -418,6 +417,4 @@ def test_the_scripts_answer_and_refuse_in_one_line(tmp_path: Path, collection_fo
     assert missing.returncode == 1
     assert line.startswith("train_retrieval: error: ")
     assert "qrels has no judgements" in line
-    (folder,) = (tmp_path / "results").glob("*/*")
-    assert "metrics.json" not in {file.name for file in folder.iterdir()}
-    assert json.loads((folder / "provenance.json").read_text())["script"] == "train_retrieval"
+    assert not list((tmp_path / "results").glob("*/*")), "a run that cannot begin leaves nothing"

@@ -95,8 +95,8 @@ PAGE = (report.main,)
         (BOTH, "exact.json", '{"sure": [1]}', "claim 'sure': expected verdict, tests"),
         (BOTH, "exact.json", "[1]", "expected claims by their ids, got [1]"),
         (BOTH, "exact.json", DEEP, "exact.json is damaged"),
-        (BOTH, "claims.yaml", "[" * 3000, "claims.yaml cannot be read"),
-        (BOTH, "claims.yaml", CLAIMS.replace("{cell:", "{[1]:"), "claims.yaml cannot be read"),
+        (BOTH, "claims.yaml", "[" * 3000, "claims.yaml is nested deeper than 50 levels"),
+        (BOTH, "claims.yaml", CLAIMS.replace("{cell:", "{[1]:"), "claims.yaml is not valid YAML"),
     ],
 )
 def test_damage_is_one_line(folder, capsys, commands, file, content, words):

@@ -296,10 +296,8 @@ def test_a_dry_run_prints_commands_and_a_time_but_starts_nothing(study):
 def test_a_faulty_file_starts_nothing(study):
     code, _, errors = study(SMALL.replace("script: toy", "script: tyo"))
     assert code == 2
-    assert errors == (
-        "offsphere study: error: example.yaml: Unknown script 'tyo': expected one of toy, "
-        "train_simclr. Did you mean 'toy'?\n"
-    )
+    said = "offsphere study: error: example.yaml: Unknown script 'tyo'. Did you mean 'toy'?\n"
+    assert errors == said
     assert not Path("results").exists()
 
 
