@@ -19,11 +19,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from offsphere.names import unknown
 
 if TYPE_CHECKING:
+    import numpy as np
     from jaxtyping import UInt8
     from PIL.Image import Image
 
@@ -151,6 +150,8 @@ def _bare(character: str) -> tuple[int, ...]:
 
 
 def _draw_all(size: int, style: str) -> UInt8[np.ndarray, "n 3 size size"]:
+    import numpy as np
+
     paths = _picture_paths(style)
     draw = _draw_twemoji if style == "twemoji" else _draw_openmoji
     pictures = np.empty((len(paths), 3, size, size), np.uint8)
@@ -227,6 +228,8 @@ def _versions_key() -> str:
 
 def _read_cached(path: Path, size: int) -> UInt8[np.ndarray, "n 3 size size"] | None:
     """The cached pictures, or None if there are none or they are damaged (the file has a CRC)."""
+    import numpy as np
+
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             pictures = stored["pictures"]
@@ -238,6 +241,8 @@ def _read_cached(path: Path, size: int) -> UInt8[np.ndarray, "n 3 size size"] | 
 
 def _write_cached(path: Path, pictures: UInt8[np.ndarray, "n 3 size size"]) -> None:
     """Store the pictures in one step; a cache that cannot be written is done without."""
+    import numpy as np
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")

@@ -80,9 +80,10 @@ def is_measured(said: tuple[str, ...], line: Verdict) -> bool:
         return False
     digits = len(said[0].partition(".")[2])
     spelt = [f"{float(x):.{digits}f}" for x in said]
+    against = line.claim.against
     return any(
         spelt == [f"{scale * (x + start):.{digits}f}" for x in ends]
-        for start in {0.0, line.claim.against}
+        for start in {0.0, against if isinstance(against, float) else 0.0}
         for scale, ends in (
             (1, (found.mean, found.low, found.high)),
             (100, (found.mean, found.low, found.high)),
