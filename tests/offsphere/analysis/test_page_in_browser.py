@@ -156,7 +156,7 @@ def test_choosing_a_metric_puts_its_numbers_everywhere(open_page, results):
         assert cell_texts(panel, "difference-interval") == ends
         none = Measure(math.nan, math.nan, math.nan, 0)
         both = [
-            Measure(x.mean, x.low, x.high, x.seeds) if x else none
+            Measure(x.mean, x.low, x.high, x.n) if x else none
             for x in metric.crossed or [None] * len(metric.summary)
         ]
         assert cell_texts(panel, "crossed") == [interval(x, d, signed=True) for x in both]
