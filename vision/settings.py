@@ -20,7 +20,7 @@ from offsphere.training.settings import (
 COLUMNS = (  # of the table that closes a run
     ("test/knn", "kNN", "{:.1%}"),
     ("test/probe", "probe", "{:.1%}"),
-    ("untrained/probe", "untrained probe", "{:.1%}"),
+    ("untrained/probe", "probe before", "{:.1%}"),
     ("test/majority", "largest class", "{:.1%}"),
     ("test/rankme_embedding", "rank", "{:.1f}"),
     ("train/norm_left_cv", "norm CV", "{:.3f}"),

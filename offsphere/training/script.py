@@ -89,11 +89,10 @@ def _add_certainty(
     if not any(found):
         return
     forms = [form if isinstance(form, str) else "{}" for _, _, form in columns]
-    pairs = [
-        (form, bounds[:2] if bounds else ()) for form, bounds in zip(forms, found, strict=True)
-    ]
-    table.add_row("95 %", *("-".join(map(form.format, bounds)) for form, bounds in pairs))
-    table.add_row("of n", *(f"{bounds[2]:,}" if bounds else "" for bounds in found))
+    pairs = list(zip(forms, found, strict=True))
+    for place, title in enumerate(("95 % from", "to")):
+        table.add_row(title, *(form.format(ends[place]) if ends else "" for form, ends in pairs))
+    table.add_row("of n", *(f"{ends[2]:,}" if ends else "" for ends in found))
 
 
 def _outcomes(folder: Path) -> dict[str, Any]:

@@ -49,7 +49,8 @@ def test_the_closing_table_has_intervals_and_n(tmp_path):
     console = Console(width=80, record=True)
     console.print(table)
     low, high = wilson(0.5, 50)
-    assert f"{low:.1%}-{high:.1%}" in console.export_text()
+    cells = [line.split("│")[2].strip() for line in console.export_text().splitlines()[3:-1]]
+    assert cells == [f"{low:.1%}", f"{high:.1%}", "50"]
     empty = Table("cell", "kNN", "largest")
     _add_certainty(empty, columns, {"test/knn": 0.5, "test/majority": 0.1}, tmp_path / "no")  # type: ignore
     assert empty.row_count == 0
