@@ -40,6 +40,7 @@ def call(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     return 0
 
 
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")  # other tests' imports
 @pytest.mark.parametrize(("code", "command", "says"), ROWS, ids=[row[1][:80] for row in ROWS])
 def test_a_faulty_command_ends_in_one_line(code, command, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
