@@ -108,5 +108,5 @@ def test_the_picture_of_the_variance_term_has_the_claims_numbers(committed: Path
 
 def test_the_folder_stays_small(committed: Path) -> None:
     files = [path for path in committed.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 20e6
+    assert sum(path.stat().st_size for path in files) < 30e6
     assert {path.suffix for path in files}.isdisjoint({".pt", ".safetensors"})
