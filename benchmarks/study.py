@@ -16,9 +16,10 @@ import time
 from pathlib import Path
 
 from offsphere.analysis.tables import read_runs
-from offsphere.config import command
+from offsphere.run.config import command
+from offsphere.run.scripts import Script
 from offsphere.study.command import main
-from offsphere.study.plan import Script, load_study, main_runs
+from offsphere.study.plan import load_study, main_runs
 
 STUDY = """
 script: train_simclr

@@ -30,10 +30,11 @@ from crossmodal.audit_advice import (
     recommend_from_probe,
 )
 from crossmodal.benchmark import LEVEL, slug
-from offsphere.command import one_line_errors
-from offsphere.config import parse, settings_hash, to_dict
-from offsphere.progress import speaking
-from offsphere.record import atomic_write, provenance, write_json
+from offsphere.run.command import one_line_errors
+from offsphere.run.config import parse, settings_hash, to_dict
+from offsphere.run.files import atomic_write
+from offsphere.run.progress import speaking
+from offsphere.run.record import provenance, write_json
 
 if TYPE_CHECKING:
     from crossmodal.audit_measures import DataAudit

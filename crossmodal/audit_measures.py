@@ -17,15 +17,12 @@ from torch import Tensor
 
 from crossmodal.benchmark import DIRECTIONS, LEVEL, Benchmarked, Direction, Scores
 from crossmodal.features import Features
-from offsphere import geometry
 from offsphere.cells import shrink
+from offsphere.evaluation import geometry
 from offsphere.evaluation.confidence import auroc
 from offsphere.evaluation.intervals import change_interval, percentiles, share_interval
 from offsphere.evaluation.retrieval import draws, same_ranking
-from offsphere.evaluation.zero_shot import class_vectors
-from offsphere.names import CORNERS
-from offsphere.progress import track
-from offsphere.similarity import (
+from offsphere.evaluation.similarity import (
     CellSimilarity,
     Centred,
     Csls,
@@ -34,7 +31,10 @@ from offsphere.similarity import (
     TopRemoved,
     Whitened,
 )
-from offsphere.similarity import similarity as named
+from offsphere.evaluation.similarity import similarity as named
+from offsphere.evaluation.zero_shot import class_vectors
+from offsphere.names import CORNERS
+from offsphere.run.progress import track
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -415,7 +415,7 @@ def remedies(
 ) -> Remedies:
     """Post-hoc similarities, fitted on one half of the images and judged on the other.
 
-    `names` are those of `offsphere.similarity`; without any, a usual choice.
+    `names` are those of `offsphere.evaluation.similarity`; without any, a usual choice.
     """
     reference_images = reference_half(images, seed)
     reference, judged = search.among(reference_images), search.among(~reference_images)

@@ -17,7 +17,7 @@ from torch import Tensor
 from crossmodal.audit_measures import Estimate, clustered_mean, reference_half
 from crossmodal.benchmark import LEVEL
 from crossmodal.features import PROMPTS, load_templates
-from offsphere.geometry import unit
+from offsphere.evaluation.geometry import unit
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from offsphere.command import one_line_errors
-from offsphere.config import parse, settings_hash, to_dict, where
 from offsphere.names import check_similarities
-from offsphere.progress import speaking
-from offsphere.record import atomic_write, find_run, provenance, write_json
+from offsphere.run.command import one_line_errors
+from offsphere.run.config import parse, settings_hash, to_dict, where
+from offsphere.run.files import atomic_write
+from offsphere.run.progress import speaking
+from offsphere.run.record import find_run, provenance, write_json
 from offsphere.training.settings import canonical_eval_cell
 
 if TYPE_CHECKING:

@@ -29,11 +29,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from offsphere.addresses import fetch, keep_secret
-from offsphere.catalog import KNOWN, resolve
-from offsphere.emoji import emoji_pictures, groups, load_emoji, split_of, subgroups
-from offsphere.names import unknown
-from offsphere.pictures import (
+from offsphere.data.emoji import emoji_pictures, groups, load_emoji, subgroups
+from offsphere.data.pictures import (
     MEMORY_LIMIT,
     PICTURE_SUFFIXES,
     SPLITS,
@@ -45,7 +42,7 @@ from offsphere.pictures import (
     parts_of_split,
     read_pictures,
 )
-from offsphere.shards import (
+from offsphere.data.shards import (
     IMAGE_SUFFIXES,
     BadSamples,
     Member,
@@ -63,6 +60,10 @@ from offsphere.shards import (
     shard_addresses,
     shard_paths,
 )
+from offsphere.data.splits import split_of
+from offsphere.names import unknown
+from offsphere.run.addresses import fetch, keep_secret
+from offsphere.run.catalog import KNOWN, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

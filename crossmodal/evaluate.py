@@ -15,14 +15,14 @@ from crossmodal.frozen import frozen_features
 from crossmodal.settings import ClipSettings
 from offsphere.encoders.clip import ClipTowers
 from offsphere.evaluation import retrieval, zero_shot
-from offsphere.geometry import (
+from offsphere.evaluation.geometry import (
     cohens_d,
     hubness,
     log_norm_cosine_correlation,
     modality_gap,
     norm_statistics,
 )
-from offsphere.progress import track
+from offsphere.run.progress import track
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

@@ -19,14 +19,15 @@ from crossmodal.frozen import frozen_features
 from crossmodal.methods import Clip, Look, Pairs
 from crossmodal.settings import DIRECTIONS, MODELS, ClipSettings
 from crossmodal.shards import StreamedPairs, stream_pairs
-from offsphere.command import memory_need
+from offsphere.data.pictures import MEMORY_LIMIT
+from offsphere.data.shards import is_streamed
+from offsphere.data.views import Views, sample_parameters
 from offsphere.encoders.clip import ClipTowers, clip_towers
 from offsphere.encoders.frozen import FrozenTower, frozen_tower
 from offsphere.objective import Objective
-from offsphere.pictures import MEMORY_LIMIT
-from offsphere.progress import say
-from offsphere.record import RunFolder
-from offsphere.shards import is_streamed
+from offsphere.run.command import memory_need
+from offsphere.run.progress import say
+from offsphere.run.record import RunFolder
 from offsphere.training.ranks import Rows, own_rows, share
 from offsphere.training.run import (
     Experiment,
@@ -38,7 +39,6 @@ from offsphere.training.run import (
 )
 from offsphere.training.settings import steps_of
 from offsphere.training.streams import batch_indices, stream, stream_seed
-from offsphere.views import Views, sample_parameters
 
 if TYPE_CHECKING:
     from jaxtyping import Int

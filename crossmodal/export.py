@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from crossmodal.settings import MODELS
-from offsphere.command import one_line_errors
-from offsphere.config import parse
-from offsphere.record import atomic_write, find_run, write_json
+from offsphere.run.command import one_line_errors
+from offsphere.run.config import parse
+from offsphere.run.files import atomic_write
+from offsphere.run.record import find_run, write_json
 
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
 

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from crossmodal.captions import EMOJI_STYLES, Captioned, load_captions
 from crossmodal.subjects import Subject
-from offsphere.addresses import public, real
+from offsphere.data.pictures import DECODING_ERRORS, MEMORY_LIMIT, Listing, decode
+from offsphere.data.shards import existing, index_shard, is_streamed, key_and_suffix
 from offsphere.encoders.store import Store
 from offsphere.names import unknown
-from offsphere.pictures import DECODING_ERRORS, MEMORY_LIMIT, Listing, decode
-from offsphere.progress import track
-from offsphere.shards import existing, index_shard, is_streamed, key_and_suffix
+from offsphere.run.addresses import public, real
+from offsphere.run.progress import track
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

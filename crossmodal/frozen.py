@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from crossmodal.captions import Captioned
+from offsphere.data.pictures import resize_square
 from offsphere.encoders.frozen import FrozenTower
 from offsphere.encoders.store import Store, cache_folder
-from offsphere.pictures import resize_square
-from offsphere.progress import track
+from offsphere.run.progress import track
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from crossmodal.settings import ClipSettings
 from offsphere.encoders.clip import ClipTowers
-from offsphere.encoders.norm_interventions import penalised
-from offsphere.geometry import log_norm_cosine_correlation, modality_gap
+from offsphere.evaluation.geometry import log_norm_cosine_correlation, modality_gap
+from offsphere.interventions import penalised
 from offsphere.objective import Objective
 from offsphere.training.loop import Method, Step
 from offsphere.training.ranks import Rows, Tensors

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from offsphere.catalog import KNOWN
-from offsphere.config import data_name, keyboard, where
-from offsphere.help import Groups
+from offsphere.run.catalog import KNOWN
+from offsphere.run.config import data_name, keyboard, where
+from offsphere.run.help import Groups
 from offsphere.share import CONFIGS
 from offsphere.training.settings import (
     LARGEST_IMAGE,

@@ -23,12 +23,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
-from offsphere.addresses import fetch, keep_secret, public
-from offsphere.command import one_line_errors
-from offsphere.config import parse
-from offsphere.emoji import hash_share
-from offsphere.record import write_json
-from offsphere.shards import (
+from offsphere.data.shards import (
     END_MARK,
     IMAGE_SUFFIXES,
     MANIFEST,
@@ -44,6 +39,11 @@ from offsphere.shards import (
     shard_addresses,
     write_manifest,
 )
+from offsphere.data.splits import hash_share
+from offsphere.run.addresses import fetch, keep_secret, public
+from offsphere.run.command import one_line_errors
+from offsphere.run.config import parse
+from offsphere.run.record import write_json
 
 if TYPE_CHECKING:
     from jaxtyping import UInt8
@@ -165,7 +165,7 @@ def _encoded(
     """The samples that can be decoded, behind a progress bar."""
     from rich.progress import track
 
-    from offsphere.pictures import DECODING_ERRORS, decode
+    from offsphere.data.pictures import DECODING_ERRORS, decode
 
     for i in track(order, description="Writing shards", total=len(keys), transient=True):
         suffix = PurePosixPath(pairs.keys[i]).suffix[1:].lower()
@@ -349,7 +349,7 @@ class StreamedPairs:
         from webdataset.pipeline import DataPipeline
         from webdataset.shardlists import SimpleShardList, split_by_node, split_by_worker
 
-        from offsphere.pictures import as_it_is
+        from offsphere.data.pictures import as_it_is
 
         pipeline: Any = DataPipeline(
             SimpleShardList(list(self.addresses)),
@@ -598,7 +598,7 @@ class Decoded(NamedTuple):
 def _decode_sample(sample: Sample, image_size: int) -> Decoded | Problem:
     """The picture and all captions of a sample, or what is wrong with it."""
     from crossmodal.captions import SampleError, captions_of
-    from offsphere.pictures import DECODING_ERRORS, square
+    from offsphere.data.pictures import DECODING_ERRORS, square
 
     place, parts = f"{sample['__url__']}: {sample['__key__']}", _by_kind(sample)
     try:

@@ -22,7 +22,7 @@ from offsphere.encoders.clip import registered_name
 from offsphere.encoders.weights import ignore_pickle_warnings, why
 from offsphere.evaluation.retrieval import Exponents
 from offsphere.names import unknown
-from offsphere.progress import track
+from offsphere.run.progress import track
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -22,15 +22,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import offsphere
-from offsphere.command import one_line_errors
 from offsphere.names import unknown
+from offsphere.run.command import one_line_errors
 
 if TYPE_CHECKING:
-    from offsphere.study.plan import Script
+    from offsphere.run.scripts import Script
 
 
 def _script(path: str, module: ModuleType) -> Script:
-    from offsphere.study.plan import Script
+    from offsphere.run.scripts import Script
 
     return Script(path, module.Config, module.run)
 
@@ -66,27 +66,27 @@ def _train_sts() -> Script:
 
 
 def _matrix_factorization() -> Script:
-    from offsphere.theory import matrix_factorization
+    from theory import matrix_factorization
 
-    return _script("-m offsphere.theory.matrix_factorization", matrix_factorization)
+    return _script("theory/matrix_factorization.py", matrix_factorization)
 
 
 def _simplex() -> Script:
-    from offsphere.theory import simplex
+    from theory import simplex
 
-    return _script("-m offsphere.theory.simplex", simplex)
+    return _script("theory/simplex.py", simplex)
 
 
 def _norm_growth() -> Script:
-    from offsphere.theory import norm_growth
+    from theory import norm_growth
 
-    return _script("-m offsphere.theory.norm_growth", norm_growth)
+    return _script("theory/norm_growth.py", norm_growth)
 
 
 def _planted() -> Script:
-    from offsphere.theory import planted
+    from theory import planted
 
-    return _script("-m offsphere.theory.planted", planted)
+    return _script("theory/planted.py", planted)
 
 
 SCRIPTS: dict[str, Callable[[], Script]] = {
@@ -116,7 +116,7 @@ def _reproduce(argv: Sequence[str]) -> None:
 
 
 def _data(argv: Sequence[str]) -> None:
-    from offsphere.sets import main
+    from offsphere.data.sets import main
 
     main(argv)
 
@@ -156,7 +156,7 @@ def _shards(argv: Sequence[str]) -> None:
 
 
 def _doctor(argv: Sequence[str]) -> None:
-    from offsphere.doctor import main
+    from offsphere.training.doctor import main
 
     main(argv, SCRIPTS)
 

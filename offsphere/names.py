@@ -20,7 +20,7 @@ LARGEST_SCALE = 100.0
 """A learnable scale (1 / temperature) stays between 1 and 100, as in CLIP, over the ratio r."""
 MOST_NAMES = 16
 """Names that an error lists at most."""
-# Those of offsphere.similarity, which can be scored with after training.
+# Those of offsphere.evaluation.similarity, which can be scored with after training.
 SIMILARITIES = (
     *CORNERS,
     *("scaled", "radial_angular", "soft_cosine", "query_zscore", "euclidean", "centred"),

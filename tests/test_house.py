@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LANES = ("vision", "crossmodal", "text")
+LANES = ("vision", "crossmodal", "text", "theory")
 
 
 def run(code: str) -> str:
@@ -35,7 +35,7 @@ def test_lane_modules_shadow_neither_the_standard_library_nor_a_dependency():
 
 
 @pytest.mark.parametrize(
-    "module", ["offsphere", "offsphere.names", "offsphere.config", "offsphere.record"]
+    "module", ["offsphere", "offsphere.names", "offsphere.run.config", "offsphere.run.record"]
 )
 def test_imports_no_torch(module):
     heavy = ("torch", "numpy", "pandas", "timm", "lightly", "open_clip", "matplotlib")

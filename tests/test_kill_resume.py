@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from offsphere.record import RunFolder
+from offsphere.run.record import RunFolder
 
 TINY = "--data=emoji --limit=250 --batch-size=32 --log-every=1 --threads=1 --checkpoint-every=7"
 TINY += " --eval-every=640 --seed=5"

@@ -15,7 +15,7 @@ import pytest
 from samples import bomb, encoded, random_picture, write_tar
 
 from crossmodal.captions import load_captions
-from offsphere.shards import shard_addresses
+from offsphere.data.shards import shard_addresses
 from text.passages import load_collection
 from text.sentences import load_sentences
 from vision.images import load_images

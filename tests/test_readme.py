@@ -38,12 +38,12 @@ SMALL = {
     "crossmodal/benchmark.py": "--limit=24 --resamples=20",
     "text/train_retrieval.py": f"{TINY_TEXT} --batch-size=16",
     "text/train_sts.py": TINY_TEXT,
-    "offsphere.theory.matrix_factorization": (
+    "theory.matrix_factorization": (
         "--users=200 --items=60 --items-per-user 5 30 --denoising-steps=20 --rank=20"
     ),
-    "offsphere.theory.simplex": "--instances=4 --population=6 --cases=20",
-    "offsphere.theory.norm_growth": "--pairs=60 --radii 0.25 0.5 1 --class-runs=1 --class-epochs=3",
-    "offsphere.theory.planted": "--relevant=16 --distractors=16 --cells cosine dot",
+    "theory.simplex": "--instances=4 --population=6 --cases=20",
+    "theory.norm_growth": "--pairs=60 --radii 0.25 0.5 1 --class-runs=1 --class-epochs=3",
+    "theory.planted": "--relevant=16 --distractors=16 --cells cosine dot",
     "offsphere audit": "--limit=24 --resamples=20",
     "offsphere doctor": "--limit=96 --batch-size=16",
     "offsphere study": "--workers=1",

@@ -7,7 +7,7 @@ import open_clip
 import pytest
 
 from crossmodal import train_clip
-from offsphere.config import load_yaml
+from offsphere.run.config import load_yaml
 from text import train_retrieval, train_sts
 from vision import train_moco, train_simclr
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from offsphere.emoji import hash_share
+from offsphere.data.splits import hash_share
 from text.passages import Collection, Document, Grades, Query
 
 FILES = {"train": "train.jsonl", "validation": "dev.jsonl", "test": "test.jsonl"}

@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from offsphere.cells import shrink
+from offsphere.evaluation.geometry import hubness, norm_statistics
 from offsphere.evaluation.ranking import DEPTH, Ranking, above_floor, outcomes, rank, rank_by
-from offsphere.geometry import hubness, norm_statistics
+from offsphere.evaluation.similarity import similarity
 from offsphere.names import CORNERS
 from offsphere.objective import Objective
-from offsphere.similarity import similarity
 from offsphere.training.run import save_tensors
 from offsphere.training.streams import stream
 from text.gains import BRIEF, norm_leverage, over_collections, permuted_norms, relevant_norms_d
@@ -29,7 +29,7 @@ from text.lexical import cached_bm25
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from offsphere.record import RunFolder
+    from offsphere.run.record import RunFolder
     from text.inputs import Rows
     from text.methods import DualEncoder, PairRegression
     from text.pairs import PairBatches, Task

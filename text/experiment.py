@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from offsphere.objective import Objective
-from offsphere.progress import say
-from offsphere.record import RunFolder
+from offsphere.run.progress import say
+from offsphere.run.record import RunFolder
 from offsphere.training.checkpoint import load_checkpoint
 from offsphere.training.run import Experiment, eval_exponents, objective_of, train_run
 from offsphere.training.settings import steps_of

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from offsphere.evaluation.geometry import cohens_d, unit
 from offsphere.evaluation.ranking import Relevant, outcomes, rank
-from offsphere.geometry import cohens_d, unit
 
 if TYPE_CHECKING:
     from jaxtyping import Float

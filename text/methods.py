@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from offsphere.encoders.layers import TopLayers
-from offsphere.encoders.norm_interventions import penalised
 from offsphere.encoders.text import TextEncoder
+from offsphere.interventions import penalised
 from offsphere.objective import Objective
 from offsphere.training.loop import Method, Step
 from offsphere.training.ranks import Rows, Tensors

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from offsphere.emoji import hash_share
+from offsphere.data.splits import hash_share
 from offsphere.training.streams import batch_indices, stream
 from text.captions import question_of
 from text.passages import Collection, Grades

@@ -22,10 +22,10 @@ from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from offsphere.catalog import KNOWN, resolve
-from offsphere.emoji import cache_directory, hash_share, split_of
+from offsphere.data.splits import hash_share, split_of
 from offsphere.names import unknown
-from offsphere.record import atomic_write
+from offsphere.run.catalog import KNOWN, resolve
+from offsphere.run.files import atomic_write, cache_directory
 
 SPLITS = ("train", "validation", "test")
 NAMED = tuple(name for name, known in KNOWN.items() if known.kind in ("beir", "captions"))

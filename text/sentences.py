@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from offsphere.catalog import resolve
-from offsphere.emoji import Emoji, hash_share, load_emoji
+from offsphere.data.emoji import Emoji, load_emoji
+from offsphere.data.splits import hash_share
 from offsphere.names import unknown
+from offsphere.run.catalog import resolve
 from offsphere.training.settings import TrainSettings
 from offsphere.training.streams import batch_indices
 

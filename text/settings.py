@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import ClassVar, Literal
 
-from offsphere.catalog import kind_of
-from offsphere.config import added, data_name, where
-from offsphere.help import Groups
 from offsphere.names import check_similarities
+from offsphere.run.catalog import kind_of
+from offsphere.run.config import added, data_name, where
+from offsphere.run.help import Groups
 from offsphere.training.settings import WIDEST, TrainSettings, check_between
 
 RETRIEVAL_COLUMNS = (  # of the table that closes a run

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from offsphere.command import one_line_errors
-from offsphere.config import parse, settings_hash, to_dict, where
-from offsphere.record import find_run, provenance, write_json
+from offsphere.run.command import one_line_errors
+from offsphere.run.config import parse, settings_hash, to_dict, where
+from offsphere.run.record import find_run, provenance, write_json
 from offsphere.training.settings import (
     LARGEST_IMAGE,
     MOST_THREADS,

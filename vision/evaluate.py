@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from offsphere.data.views import IMAGENET_MEAN, IMAGENET_STD
 from offsphere.encoders.images import ImageEncoder
 from offsphere.evaluation.clustering import clustering
 from offsphere.evaluation.confidence import (
@@ -16,12 +17,11 @@ from offsphere.evaluation.confidence import (
     calibration,
     norm_as_ood,
 )
+from offsphere.evaluation.geometry import norm_statistics, rankme, unit
 from offsphere.evaluation.knn import KnnResult, knn
 from offsphere.evaluation.linear_probe import ProbeResult, linear_probe, sgd_probe
-from offsphere.geometry import norm_statistics, rankme, unit
-from offsphere.progress import track
+from offsphere.run.progress import track
 from offsphere.variance import negative_statistics
-from offsphere.views import IMAGENET_MEAN, IMAGENET_STD
 from vision.images import LazyImages
 
 if TYPE_CHECKING:

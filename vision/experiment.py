@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from offsphere.data.views import Views, sample_parameters
 from offsphere.encoders.images import ImageEncoder, image_encoder
-from offsphere.encoders.norm_interventions import cut_initialisation
-from offsphere.progress import say
-from offsphere.record import RunFolder
+from offsphere.interventions import cut_initialisation
+from offsphere.run.progress import say
+from offsphere.run.record import RunFolder
 from offsphere.training.ranks import Rows, share
 from offsphere.training.run import Experiment, eval_exponents, train_run
 from offsphere.training.settings import steps_of
 from offsphere.training.streams import batch_indices, stream, stream_seed
-from offsphere.views import Views, sample_parameters
 from vision.evaluate import Evaluator, is_labelled, validation_knn
 from vision.images import Images, LazyImages, load_images
 from vision.methods import MoCo, SimCLR, TwoViews

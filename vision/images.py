@@ -18,18 +18,8 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 import numpy as np
 import torch
 
-from offsphere.addresses import patience
-from offsphere.catalog import KNOWN, resolve
-from offsphere.emoji import (
-    cache_directory,
-    emoji_pictures,
-    groups,
-    load_emoji,
-    split_of,
-    subgroups,
-)
-from offsphere.names import unknown
-from offsphere.pictures import (
+from offsphere.data.emoji import emoji_pictures, groups, load_emoji, subgroups
+from offsphere.data.pictures import (
     MEMORY_LIMIT,
     SPLITS,
     Listing,
@@ -45,7 +35,7 @@ from offsphere.pictures import (
     relative,
     resize_square,
 )
-from offsphere.shards import (
+from offsphere.data.shards import (
     IMAGE_SUFFIXES,
     BadSamples,
     Member,
@@ -60,6 +50,11 @@ from offsphere.shards import (
     samples_of,
     shard_paths,
 )
+from offsphere.data.splits import split_of
+from offsphere.names import unknown
+from offsphere.run.addresses import patience
+from offsphere.run.catalog import KNOWN, resolve
+from offsphere.run.files import cache_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from offsphere.encoders.images import ImageEncoder
-from offsphere.encoders.norm_interventions import grad_scale, penalised
+from offsphere.interventions import grad_scale, penalised
 from offsphere.momentum import MomentumTwin, Queue, encode_without_leak
 from offsphere.objective import Objective
 from offsphere.training.loop import Method

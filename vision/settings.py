@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from offsphere.catalog import KNOWN
-from offsphere.config import data_name, where
-from offsphere.help import Groups
+from offsphere.run.catalog import KNOWN
+from offsphere.run.config import data_name, where
+from offsphere.run.help import Groups
 from offsphere.training.settings import (
     LARGEST_IMAGE,
     WIDEST,

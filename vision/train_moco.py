@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from offsphere.help import Groups
+from offsphere.run.help import Groups
 from offsphere.training.script import main
 from offsphere.training.settings import check_setting
 from vision.settings import COLUMNS, VisionSettings

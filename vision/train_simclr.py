@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from offsphere.config import added
+from offsphere.run.config import added
 from offsphere.training.script import main
 from vision.settings import COLUMNS, VisionSettings
 

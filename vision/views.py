@@ -1,4 +1,4 @@
-"""Views beside `offsphere.views`: lightly's own transform behind the same call, and a gallery."""
+"""lightly's own transform behind the call of `offsphere.data.views`, and a gallery."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-    from offsphere.views import Views
+    from offsphere.data.views import Views
 
 
 class ViewMaker(Protocol):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from offsphere import safe_yaml
 from offsphere.analysis.verdicts import EXPECTATIONS, Expectation
 from offsphere.names import unknown
+from offsphere.run import safe_yaml
 
 KINDS = ("exact", "primary", "descriptive")
 PROTOCOLS = ("replication", "small-scale re-test")

@@ -39,7 +39,7 @@ from offsphere.analysis.stats import Estimate, holm
 from offsphere.analysis.tables import NO_FLOOR, AtFloor, at_floor, examples_by_run, runs_table
 from offsphere.analysis.tasks import outcomes_of
 from offsphere.analysis.verdicts import claim_p, verdict
-from offsphere.config import parse
+from offsphere.run.config import parse
 from offsphere.share import CONFIGS
 
 if TYPE_CHECKING:

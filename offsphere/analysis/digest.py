@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from offsphere import safe_yaml
 from offsphere.analysis.foreign import check_seeds, read_json, text_in, tuning_choices
 from offsphere.analysis.panels import (
     Measure,
@@ -37,6 +36,7 @@ from offsphere.analysis.tables import (
     runs_table,
 )
 from offsphere.analysis.tasks import outcomes_of
+from offsphere.run import safe_yaml
 from offsphere.share import CONFIGS
 
 if TYPE_CHECKING:

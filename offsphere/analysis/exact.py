@@ -13,7 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from offsphere.analysis.claim_file import Claim
-from offsphere.record import write_json
+from offsphere.run.record import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 EXACT = "exact.json"

@@ -18,8 +18,8 @@ from offsphere.analysis.panels import (
     steps_text,
 )
 from offsphere.analysis.words import plain, scaled, spoken, words_of
-from offsphere.progress import track
-from offsphere.record import atomic_write
+from offsphere.run.files import atomic_write
+from offsphere.run.progress import track
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,7 @@ from offsphere.analysis.panels import Panel, file_name, steps_text
 from offsphere.analysis.tables import export
 from offsphere.analysis.words import mean_and_interval, plain, spoken, words_of
 from offsphere.names import unknown
-from offsphere.record import atomic_write
+from offsphere.run.files import atomic_write
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from offsphere.analysis.captions import CAPTIONS
 from offsphere.analysis.panels import parts_of, plain_name, varying_settings
 from offsphere.analysis.tables import runs_table
-from offsphere.record import atomic_write
+from offsphere.run.files import atomic_write
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,11 +22,11 @@ from offsphere.analysis.claims import Verdict, evaluate_claims
 from offsphere.analysis.digest import compare_with_cosine, read_study
 from offsphere.analysis.paper_tables import check_metrics, write_tables
 from offsphere.analysis.tables import RUNS, run_folders
-from offsphere.command import one_line_errors
-from offsphere.progress import speaking, track
-from offsphere.record import atomic_write
+from offsphere.run.command import one_line_errors
+from offsphere.run.files import atomic_write
+from offsphere.run.progress import speaking, track
+from offsphere.run.usage import OneLineParser
 from offsphere.share import CONFIGS
-from offsphere.usage import OneLineParser
 
 PAGE = "report.html"
 CLAIMS = CONFIGS / "claims.yaml"

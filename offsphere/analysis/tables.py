@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from offsphere import safe_yaml
 from offsphere.analysis.foreign import check_curve, check_row
 from offsphere.analysis.stats import estimate
-from offsphere.catalog import identity, named
 from offsphere.names import unknown
-from offsphere.record import RunFolder, atomic_write
+from offsphere.run import safe_yaml
+from offsphere.run.catalog import identity, named
+from offsphere.run.files import atomic_write
+from offsphere.run.record import RunFolder
 
 if TYPE_CHECKING:
     import pandas as pd

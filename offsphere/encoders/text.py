@@ -22,7 +22,7 @@ from offsphere.encoders.static import StaticEncoder
 from offsphere.encoders.store import Store, cache_folder
 from offsphere.encoders.weights import why
 from offsphere.names import unknown
-from offsphere.progress import track
+from offsphere.run.progress import track
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

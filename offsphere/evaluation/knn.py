@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from offsphere.cells import shrink
-from offsphere.geometry import top_items, unit
+from offsphere.evaluation.geometry import top_items, unit
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

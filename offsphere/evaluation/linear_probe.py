@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from offsphere.evaluation.geometry import unit
 from offsphere.evaluation.knn import check_classes, check_split
-from offsphere.geometry import unit
 from offsphere.names import unknown
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from offsphere.cells import shrink
-from offsphere.geometry import top_items
-from offsphere.similarity import Similarity
+from offsphere.evaluation.geometry import top_items
+from offsphere.evaluation.similarity import Similarity
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from offsphere.cells import shrink
-from offsphere.geometry import unit
+from offsphere.evaluation.geometry import unit
 from offsphere.names import CORNERS
 
 if TYPE_CHECKING:

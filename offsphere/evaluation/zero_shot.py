@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from offsphere.cells import SMALLEST_NORM
+from offsphere.evaluation.geometry import unit
 from offsphere.evaluation.retrieval import Exponents, checked_side, draws, standings
-from offsphere.geometry import unit
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

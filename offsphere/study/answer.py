@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from offsphere.config import settings
+from offsphere.run.config import settings
 from offsphere.study.made import metrics_of
 from offsphere.study.plan import Run, Study
 

@@ -14,9 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from offsphere.config import command
-from offsphere.needs import has_changed, lacking, refuse_commands, refuse_missing, stamp
-from offsphere.record import RunFolder, write_json
+from offsphere.data.needs import has_changed, lacking, refuse_commands, refuse_missing, stamp
+from offsphere.run.config import command
+from offsphere.run.record import RunFolder, write_json
+from offsphere.run.scripts import Scripts
+from offsphere.run.usage import OneLineParser
 from offsphere.study.answer import answer
 from offsphere.study.display import Display, duration
 from offsphere.study.estimate import estimate
@@ -24,7 +26,6 @@ from offsphere.study.execution import Engine, execute
 from offsphere.study.made import made_elsewhere, metrics_of, rows_only, state_of, take_over
 from offsphere.study.plan import (
     Run,
-    Scripts,
     Settings,
     Study,
     equipped,
@@ -34,7 +35,6 @@ from offsphere.study.plan import (
 )
 from offsphere.study.tables import write_all, write_runs_of
 from offsphere.study.tuning import Choice, choice_for, choices_of, tuning_record
-from offsphere.usage import OneLineParser
 
 EPILOG = """
 A study that was stopped or killed goes on with the same command: finished runs are skipped, cut

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from offsphere.catalog import named
-from offsphere.config import settings
-from offsphere.record import RunFolder
+from offsphere.run.catalog import named
+from offsphere.run.config import settings
+from offsphere.run.record import RunFolder
 from offsphere.study.execution import Event
 from offsphere.study.plan import Run
 

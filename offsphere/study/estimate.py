@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from offsphere.catalog import identity
-from offsphere.config import settings
+from offsphere.run.catalog import identity
+from offsphere.run.config import settings
 from offsphere.study.made import finished_below
 from offsphere.study.plan import Run
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
-from offsphere.command import Stopped
-from offsphere.record import RunFolder, open_run
+from offsphere.run.command import Stopped
+from offsphere.run.record import RunFolder, open_run
 from offsphere.study.plan import Run
 
 ATTEMPTS = 2

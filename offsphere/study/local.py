@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from offsphere.run.scripts import Script
 from offsphere.study.execution import Ended, perform
-from offsphere.study.plan import Run, Script
+from offsphere.study.plan import Run
 from offsphere.training.settings import TrainSettings
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

@@ -15,8 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from offsphere.config import to_yaml
-from offsphere.record import RunFolder
+from offsphere.run.config import to_yaml
+from offsphere.run.record import RunFolder
 from offsphere.study.plan import Run
 from offsphere.study.tables import RUNS, copy_rows
 

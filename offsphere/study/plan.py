@@ -27,16 +27,17 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from offsphere import safe_yaml
-from offsphere.config import from_dict
 from offsphere.names import unknown
-from offsphere.record import run_path
+from offsphere.run import safe_yaml
+from offsphere.run.config import from_dict
+from offsphere.run.record import run_path
+from offsphere.run.scripts import Script, Scripts
 from offsphere.study.measures import check_metric
 
 PART_KEYS = ("script", "fixed", "grid", "seeds", "arms", "tune", "smoke")
@@ -56,18 +57,6 @@ RESERVED = {
     "allow_pipe": "only the flag --allow-pipe permits commands",
 }
 Settings = dict[str, Any]
-
-
-class Script(NamedTuple):
-    """A script that a study can run."""
-
-    path: str
-    """As in `python PATH`, for the commands that a plan prints."""
-    config_class: type
-    run: Callable[[Any], dict]
-
-
-Scripts = Mapping[str, Callable[[], Script]]
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,18 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from offsphere.config import command, from_dict, run_name
+from offsphere.data.needs import refuse_commands, refuse_missing
 from offsphere.names import unknown
-from offsphere.needs import refuse_commands, refuse_missing
-from offsphere.record import RunFolder
+from offsphere.run.config import command, from_dict, run_name
+from offsphere.run.record import RunFolder
+from offsphere.run.scripts import Scripts
+from offsphere.run.usage import OneLineParser
 from offsphere.study.command import add_machine_flags, positive
 from offsphere.study.display import Display
 from offsphere.study.execution import execute
 from offsphere.study.local import LocalEngine
-from offsphere.study.plan import Run, Scripts, equipped
+from offsphere.study.plan import Run, equipped
 from offsphere.study.tables import RUNS
-from offsphere.usage import OneLineParser
 
 # How a row was made, not what came out of it.
 NOT_COMPARED = "run/"

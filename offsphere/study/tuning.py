@@ -8,10 +8,10 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
+from offsphere.run.scripts import Scripts
 from offsphere.study.made import metrics_of
 from offsphere.study.plan import (
     Point,
-    Scripts,
     Settings,
     Study,
     Tune,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from offsphere.record import atomic_write
+from offsphere.run.files import atomic_write
 
 FILE = "last.pt"
 

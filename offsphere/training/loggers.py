@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from offsphere.config import to_dict
-from offsphere.record import RunFolder
+from offsphere.run.config import to_dict
+from offsphere.run.record import RunFolder
 from offsphere.training.settings import TrainSettings
 
 Log = Callable[[dict[str, Any]], None]

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from offsphere.command import Stopped
 from offsphere.losses import NonFinite
 from offsphere.objective import Objective
-from offsphere.progress import Work, say
-from offsphere.record import RunFolder
+from offsphere.run.command import Stopped
+from offsphere.run.progress import Work, say
+from offsphere.run.record import RunFolder
 from offsphere.training.checkpoint import load_checkpoint, save_checkpoint
 from offsphere.training.keep import best_of
 from offsphere.training.loggers import open_loggers

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from offsphere.record import RunFolder, atomic_write
+from offsphere.run.files import atomic_write
+from offsphere.run.record import RunFolder
 
 PANELS = (  # title, what its axis measures, series of (metric, label), logarithmic
     ("loss", "nats", (("train/loss", "total"), ("train/contrastive", "contrastive")), False),

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from offsphere.command import Stopped
+from offsphere.run.command import Stopped
 from offsphere.training.settings import TrainSettings
 
 if TYPE_CHECKING:

@@ -18,17 +18,18 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from offsphere.cells import Cell
-from offsphere.config import command, load_yaml
-from offsphere.needs import has_changed, stamp
+from offsphere.data.needs import has_changed, stamp
+from offsphere.data.shards import existing
 from offsphere.objective import Objective
-from offsphere.record import RunFolder, atomic_write, open_run
-from offsphere.shards import existing
+from offsphere.run.config import command, load_yaml
+from offsphere.run.files import atomic_write
+from offsphere.run.record import RunFolder, open_run
+from offsphere.run.workers import loss_in_words
 from offsphere.training.checkpoint import load_checkpoint
 from offsphere.training.loop import Diverged, Interrupted, Method, Streamed, fit
 from offsphere.training.plots import plot_run
 from offsphere.training.ranks import Ranks, connected
 from offsphere.training.settings import TrainSettings, steps_of
-from offsphere.workers import loss_in_words
 
 Tensors = dict[str, Tensor]
 SettingsT = TypeVar("SettingsT", bound=TrainSettings)

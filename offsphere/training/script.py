@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offsphere.command import is_first_process, one_line_errors
-from offsphere.config import parse, told
-from offsphere.needs import refuse_missing
-from offsphere.progress import say, speaking
-from offsphere.record import RunFolder, run_path
+from offsphere.data.needs import refuse_missing
+from offsphere.run.command import is_first_process, one_line_errors
+from offsphere.run.config import parse, told
+from offsphere.run.progress import say, speaking
+from offsphere.run.record import RunFolder, run_path
 from offsphere.training.settings import TrainSettings
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from offsphere.config import added, canonical_data, where
-from offsphere.help import Groups
 from offsphere.names import LARGEST_SCALE, parse_cell
+from offsphere.run.config import added, canonical_data, where
+from offsphere.run.help import Groups
 
 DEFAULT_SAMPLES = 120_000
 WIDEST, LARGEST_IMAGE, LONGEST_RUN, MOST_THREADS = 65_536, 8_192, 10**12, 1_024

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from offsphere.geometry import alignment, norm_statistics, rankme, uniformity, unit
+from offsphere.evaluation.geometry import alignment, norm_statistics, rankme, uniformity, unit
 from offsphere.objective import Objective
 from offsphere.variance import negative_statistics
 

@@ -19,10 +19,11 @@ from crossmodal.captions import (
     load_captions,
     read_table,
 )
-from offsphere import emoji as emoji_module
-from offsphere.emoji import emoji_pictures, load_emoji, split_of
-from offsphere.pictures import in_validation
-from offsphere.shards import BadSamples, ShardFacts, checksum, scan_shard, write_manifest
+from offsphere.data import emoji as emoji_module
+from offsphere.data.emoji import emoji_pictures, load_emoji
+from offsphere.data.pictures import in_validation
+from offsphere.data.shards import BadSamples, ShardFacts, checksum, scan_shard, write_manifest
+from offsphere.data.splits import split_of
 
 CUTS = (0.3, 0.5, 0.77, 0.9)
 

@@ -24,9 +24,9 @@ from torch import Tensor
 from crossmodal import shards as shards_module
 from crossmodal.captions import load_captions
 from crossmodal.shards import Config, StreamedPairs, main, run, stream_pairs
-from offsphere.config import parse
-from offsphere.emoji import hash_share
-from offsphere.shards import ShardFacts, checksum, read_manifest, scan_shard, write_manifest
+from offsphere.data.shards import ShardFacts, checksum, read_manifest, scan_shard, write_manifest
+from offsphere.data.splits import hash_share
+from offsphere.run.config import parse
 
 SAMPLES = (5, 7, 4, 8)
 TOTAL = sum(SAMPLES)

@@ -20,7 +20,7 @@ from crossmodal.train_clip import Config, run
 from offsphere.cells import CELLS, Cell
 from offsphere.encoders.clip import clip_towers, registered_name
 from offsphere.encoders.frozen import frozen_tower
-from offsphere.geometry import cohens_d
+from offsphere.evaluation.geometry import cohens_d
 from offsphere.study.measures import unmeasured
 from offsphere.training import run as training_run
 from offsphere.training.optim import build_optimizers

@@ -12,7 +12,7 @@ import torch
 
 from crossmodal.settings import ClipSettings
 from offsphere import cli
-from offsphere.record import RunFolder
+from offsphere.run.record import RunFolder
 from offsphere.training.checkpoint import load_checkpoint, save_checkpoint
 from offsphere.training.loop import _restore
 from offsphere.training.ranks import connected
@@ -141,7 +141,7 @@ def test_an_edited_row(row, tmp_path):
 
 
 def test_nested_yaml_is_refused(tmp_path):
-    from offsphere.config import load_yaml
+    from offsphere.run.config import load_yaml
 
     (tmp_path / "deep.yaml").write_text("data: " + "[" * 5000)
     (tmp_path / "loop.yaml").write_text("data: &a [*a]\n")

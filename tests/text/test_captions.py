@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from offsphere.record import RunFolder, run_path
+from offsphere.run.record import RunFolder, run_path
 from text import captions, pairs
 from text.captions import captions_folder
 from text.pairs import PairBatches, Stage, make_task

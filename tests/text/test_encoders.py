@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from samples import write_bert
 
 from offsphere.encoders.text import ScratchEncoder, encode
-from offsphere.record import RunFolder, run_path
+from offsphere.run.record import RunFolder, run_path
 from text import experiment, inputs
 from text import settings as text_settings
 from text.inputs import Inputs

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from offsphere.cells import Cell
 from offsphere.evaluation.ranking import Ranking, outcomes
-from offsphere.record import run_path
+from offsphere.run.record import run_path
 from offsphere.training.streams import stream
 from text import passages
 from text.gains import BRIEF, norm_leverage, over_collections, permuted_norms

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from offsphere.config import run_name
-from offsphere.record import run_path
+from offsphere.run.config import run_name
+from offsphere.run.record import run_path
 from text.evaluate import answer_words, answers_read, exact_match, token_f1
 from text.lexical import bm25
 from text.pairs import make_task

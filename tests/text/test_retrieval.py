@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 from offsphere.cells import Cell
-from offsphere.config import command, load_yaml, run_name
 from offsphere.evaluation.ranking import Ranking, outcomes
 from offsphere.names import CELLS
-from offsphere.record import RunFolder, run_path
+from offsphere.run.config import command, load_yaml, run_name
+from offsphere.run.record import RunFolder, run_path
 from offsphere.study.measures import unmeasured
 from offsphere.training.run import objective_of
 from offsphere.training.streams import stream

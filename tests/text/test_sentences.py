@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from scipy import stats
 
-from offsphere.record import RunFolder, run_path
+from offsphere.run.record import RunFolder, run_path
 from text import sentences
 from text.evaluate import correlations
 from text.sentences import load_sentences

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from offsphere.config import load_yaml
+from offsphere.run.config import load_yaml
 from offsphere.training.settings import peak_lr
 from text.settings import RetrievalSettings, StsSettings
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from offsphere.record import RunFolder
+from offsphere.run.record import RunFolder
 from vision import train_moco
 
 TINY = "--data=emoji --limit=256 --image-size=16 --batch-size=32 --samples=128 --layer=backbone"

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from offsphere.config import from_dict
+from offsphere.data.views import IMAGENET_MEAN, IMAGENET_STD
 from offsphere.evaluation.knn import knn
+from offsphere.run.config import from_dict
 from offsphere.training.streams import stream_seed
-from offsphere.views import IMAGENET_MEAN, IMAGENET_STD
 from vision import eval_probe, train_moco, train_simclr
 from vision.experiment import build_encoder
 from vision.images import load_images

@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader
 from torchvision import datasets
 from torchvision.transforms import v2 as transforms
 
-from offsphere import emoji as emoji_module
-from offsphere import pictures as pictures_module
-from offsphere.emoji import emoji_pictures, load_emoji
-from offsphere.pictures import as_it_is, decode, in_validation, resize_square
-from offsphere.shards import ShardFacts, checksum, shard_paths, write_manifest
+from offsphere.data import emoji as emoji_module
+from offsphere.data import pictures as pictures_module
+from offsphere.data.emoji import emoji_pictures, load_emoji
+from offsphere.data.pictures import as_it_is, decode, in_validation, resize_square
+from offsphere.data.shards import ShardFacts, checksum, shard_paths, write_manifest
 from vision import experiment
 from vision import images as images_module
 from vision.experiment import load_splits

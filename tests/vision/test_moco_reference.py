@@ -195,7 +195,7 @@ def test_simclr_equals_lightly_and_torch_for_five_steps(pixels):
 
 def test_the_loop_takes_exactly_these_steps(pixels, tmp_path: Path):
     """fit() on the same batches ends with the weights of the bare steps above, bit for bit."""
-    from offsphere.record import open_run
+    from offsphere.run.record import open_run
     from offsphere.training.loop import fit
 
     config = settings(train_moco.Config, queue_size=QUEUE, norm="group", out=str(tmp_path))

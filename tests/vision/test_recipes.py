@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from offsphere.config import load_yaml, parse, settings, settings_hash
+from offsphere.run.config import load_yaml, parse, settings, settings_hash
 from offsphere.training.optim import build_optimizers
 from offsphere.training.run import objective_of
 from offsphere.training.settings import peak_lr

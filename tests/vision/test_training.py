@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from offsphere.config import load_yaml, run_name
 from offsphere.names import CELLS
-from offsphere.record import RunFolder, run_path
+from offsphere.run.config import load_yaml, run_name
+from offsphere.run.record import RunFolder, run_path
 from offsphere.study.measures import unmeasured
 from offsphere.training import run as training_run
 from offsphere.training.optim import rate

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import normalize
 
-from offsphere.progress import speaking
+from offsphere.run.progress import speaking
 from vision.evaluate import Features, _without_classes
 from vision.images import load_images
 from vision.train_simclr import Config, run

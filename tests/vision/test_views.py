@@ -18,8 +18,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
 
-from offsphere import views as views_module
-from offsphere.views import (
+from offsphere.data import views as views_module
+from offsphere.data.views import (
     BRIGHTNESS,
     CONTRAST,
     SATURATION,

@@ -21,11 +21,12 @@ from offsphere.analysis.digest import read_study
 from offsphere.analysis.pictures import drawings, picture_of, write_pictures
 from offsphere.analysis.report import CLAIMS, write_report
 from offsphere.analysis.tables import RUNS, run_folders, runs_table
-from offsphere.config import where
-from offsphere.record import open_run
-from offsphere.study.plan import Run, Script
+from offsphere.run.config import where
+from offsphere.run.record import open_run
+from offsphere.run.scripts import Script
+from offsphere.study.plan import Run
 from offsphere.study.tables import write_all
-from offsphere.theory.lab import LabSettings, run_lab
+from theory.lab import LabSettings, run_lab
 
 DATE = "2026-01-02"
 CASES = {"landing": {}, "separation": {}, "band": {"band/2/plain": 0.15, "band/2/least": 1e-17}}
@@ -190,7 +191,7 @@ def test_captions_speak_of_claims_that_exist_and_fit_the_page():
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["matrix_factorization", "simplex", "norm_growth"])
 def test_every_figure_of_the_theory_lane_has_a_caption_with_numbers(module, tmp_path):
-    from offsphere.theory import matrix_factorization, norm_growth, simplex
+    from theory import matrix_factorization, norm_growth, simplex
 
     small = {"users": 400, "items": 60, "rank": 10, "items_per_user": (5, 20)}
     small |= {"denoising_steps": 2, "remedy_steps": 2}

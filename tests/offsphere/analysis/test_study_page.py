@@ -11,7 +11,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from offsphere import progress
 from offsphere.analysis.answer import answers, sentence
 from offsphere.analysis.digest import read_study
 from offsphere.analysis.panels import Measure
@@ -19,6 +18,7 @@ from offsphere.analysis.paper_tables import paper_table
 from offsphere.analysis.report import main, write_report
 from offsphere.analysis.tables import export, write_runs
 from offsphere.analysis.words import mean_and_interval, spoken, words_of
+from offsphere.run import progress
 
 DATE = "2026-01-02"
 

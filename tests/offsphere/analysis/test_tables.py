@@ -32,8 +32,8 @@ from offsphere.analysis.tables import (
     write_examples,
     write_runs,
 )
-from offsphere.config import where
-from offsphere.record import open_run
+from offsphere.run.config import where
+from offsphere.run.record import open_run
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from offsphere.analysis.tables import read_runs
-from offsphere.record import RunFolder
+from offsphere.run.record import RunFolder
 
 pytest.importorskip("ray", reason="Ray is the extra `cluster`")
 MAY_DIFFER = ["run/seconds", "run/ended", "commit", "dirty", "out"]

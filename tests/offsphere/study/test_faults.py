@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from offsphere.analysis.tables import read_runs
-from offsphere.config import run_name
-from offsphere.record import RunFolder
+from offsphere.run.config import run_name
+from offsphere.run.record import RunFolder
 
 WHEN = ["run/seconds", "run/ended", "commit", "dirty"]
 """What may differ: the clock, and whether someone edits the code meanwhile."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from offsphere.config import settings
+from offsphere.run.config import settings
 from offsphere.study.plan import Study, load_study, main_runs, pilot_runs
 
 GOOD = """

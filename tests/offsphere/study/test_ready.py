@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from offsphere import cli
-from offsphere.catalog import KNOWN
-from offsphere.config import parse, to_yaml
-from offsphere.record import RunFolder
+from offsphere.run.catalog import KNOWN
+from offsphere.run.config import parse, to_yaml
+from offsphere.run.record import RunFolder
 from offsphere.study.command import study_command
 from offsphere.study.plan import load_study
 from offsphere.training import script
@@ -120,7 +120,7 @@ def test_a_study_runs_no_command_without_leave(capsys, tmp_path: Path):
 
 def foreign_table(row: dict[str, str]) -> None:
     """A runs.csv of somebody else, whose row has the name that its settings give."""
-    from offsphere.config import from_dict, run_name
+    from offsphere.run.config import from_dict, run_name
 
     config = cli.SCRIPTS[row["script"]]().config_class
     name = run_name(from_dict(config, {k: row[k] for k in ("data", "data_test") if k in row}))

@@ -13,10 +13,11 @@ from crossmodal import train_clip
 from offsphere.analysis.claim_file import load_claims, untrained_twin
 from offsphere.analysis.gates import failed_gate
 from offsphere.analysis.measuring import ended, measure
-from offsphere.config import to_dict
-from offsphere.study.plan import Run, Script, load_study, main_runs, pilot_runs
-from offsphere.theory import matrix_factorization, norm_growth, planted, simplex
+from offsphere.run.config import to_dict
+from offsphere.run.scripts import Script
+from offsphere.study.plan import Run, load_study, main_runs, pilot_runs
 from text import train_retrieval, train_sts
+from theory import matrix_factorization, norm_growth, planted, simplex
 from vision import train_moco, train_simclr
 
 ROOT = Path(__file__).parents[3]

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from offsphere.analysis.tables import curves_table, examples_table, read_runs
-from offsphere.record import RunFolder
+from offsphere.run.record import RunFolder
 from offsphere.study.command import study_command
 
 SMALL = "script: toy\nseeds: [0, 1]\ngrid: {cell: [cosine, dot]}\nmetric: test/score\n"

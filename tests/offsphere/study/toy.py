@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from offsphere.command import Stopped
-from offsphere.config import where
-from offsphere.record import open_run, write_json
+from offsphere.run.command import Stopped
+from offsphere.run.config import where
+from offsphere.run.record import open_run, write_json
+from offsphere.run.scripts import Script
 from offsphere.study.command import main
-from offsphere.study.plan import Script
 
 
 @dataclass(frozen=True)

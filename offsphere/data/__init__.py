@@ -1,0 +1,1 @@
+"""Pictures, shards and the embedded set: what the lanes read."""

@@ -1,0 +1,114 @@
+"""What data a run needs: are they there, do they run commands, have they changed? No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offsphere.data.shards import existing, expand, is_streamed, shard_paths
+from offsphere.run.catalog import KNOWN, data_root, missing
+from offsphere.run.config import data_names
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from offsphere.run.record import RunFolder
+
+PATHS = ("wds", "folder", "csv", "beir", "stsb", "captions")
+PIPE = "pipe:"
+
+
+def refuse_missing(configs: Iterable[DataclassInstance]) -> None:
+    """One error that names everything that runs would not find."""
+    if lacks := lacking(configs):
+        raise FileNotFoundError(" ".join(lacks))
+
+
+def lacking(configs: Iterable[DataclassInstance]) -> list[str]:
+    """Which data of these runs are not there, where they were looked for, how to get them."""
+    needed = {(name, _root(config)): None for config in configs for name in data_names(config)}
+    sentences = (_lack(name, root) for name, root in needed)
+    return [sentence for sentence in sentences if sentence]
+
+
+def refuse_commands(configs: Iterable[DataclassInstance], *, allowed: bool, flag: str) -> None:
+    """Say which commands the data of runs are; without the user's leave that is an error."""
+    commands = list(dict.fromkeys(c for config in configs for c in _commands(config)))
+    if commands and not allowed:
+        raise ValueError(
+            f"These data are commands, which would run on this machine: {'; '.join(commands)}. "
+            f"Give {flag} if you wrote them yourself or trust who did."
+        )
+    for command in commands:
+        print(f"This will run the command: {command}")
+
+
+def stamp(config: DataclassInstance) -> str | None:
+    """Names, sizes and times of the local files that a run reads, as a short hash.
+
+    Cheap where a fingerprint is not: equal stamps are equal data, and only where they differ (a
+    copy has other times) do contents have to be compared. None if nothing local is named.
+    """
+    digest, root = hashlib.sha256(), _root(config)
+    found = [file for name in data_names(config) for file in _files(name, root)]
+    for file in found:
+        facts = file.stat()
+        digest.update(repr((file.name, facts.st_size, facts.st_mtime_ns)).encode())
+    return digest.hexdigest()[:16] if found else None
+
+
+def has_changed(folder: RunFolder, config: DataclassInstance) -> bool:
+    """Whether the files of a run are not as they were, so that contents have to be compared.
+
+    Runs of before there were stamps, and data that are not there now, cannot be told: no.
+    """
+    before = folder.provenance().get("files")
+    return before is not None and stamp(config) not in (None, before)
+
+
+def _root(config: DataclassInstance) -> str | None:
+    return getattr(config, "data_root", None)
+
+
+def _lack(name: str, root: str | None) -> str | None:
+    if name in KNOWN:
+        return missing(name, root)
+    kind, _, place = name.partition(":")
+    if kind not in PATHS or not place or is_streamed(place):
+        return None
+    try:
+        _paths(kind, place)
+    except (OSError, ValueError) as error:
+        return f"{name} cannot be read: {error}"
+    return None
+
+
+def _paths(kind: str, place: str) -> tuple[Path, ...]:
+    return shard_paths(place) if kind == "wds" else (existing(Path(place).expanduser()),)
+
+
+def _files(name: str, root: str | None) -> Iterator[Path]:
+    """The local files of a data set, in a fixed order; none if they are not there."""
+    kind, _, place = name.partition(":")
+    if _lack(name, root) or (name not in KNOWN and (kind not in PATHS or is_streamed(place))):
+        return
+    if name in KNOWN:
+        yield from (data_root(root) / file for file in KNOWN[name].files)
+        return
+    for path in _paths(kind, place):
+        if not path.is_dir():
+            yield path
+            continue
+        for folder, below, files in os.walk(path):
+            below.sort()
+            yield from (Path(folder) / file for file in sorted(files))
+
+
+def _commands(config: DataclassInstance) -> list[str]:
+    """What would be run; braces may hide it behind an address."""
+    patterns = [name.removeprefix("wds:") for name in data_names(config) if name[:4] == "wds:"]
+    shards = (shard for pattern in patterns if PIPE in pattern for shard in expand(pattern))
+    return [shard.removeprefix(PIPE) for shard in shards if shard.startswith(PIPE)]

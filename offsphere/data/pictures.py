@@ -1,0 +1,378 @@
+"""Encoded pictures on disk: where each one lies, and how it becomes square RGB pixels.
+
+Splits of data that have none of their own are made by a hash of each sample's name, so that they
+depend on nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import multiprocessing
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+
+from offsphere.data.emoji import on_white
+from offsphere.data.splits import hash_share
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from jaxtyping import Int, UInt8
+    from PIL.Image import Image
+    from torch import Tensor
+
+    from offsphere.data.shards import BadSamples
+
+T = TypeVar("T")
+
+SPLITS = ("train", "validation", "test", "train+validation", "all")
+VALIDATION_SHARE = 0.1
+# Larger sets are not kept in memory.
+MEMORY_LIMIT = 4 * 10**9
+# From this many on, pictures are decoded by several processes, which hand over batches of so many
+# pixels (small ones: containers often have little shared memory).
+MANY_PICTURES = 4096
+DECODE_PIXELS = 2**19
+# A picture of one row and a million columns would otherwise be resized to fill the memory.
+MOST_PIXELS = 2**28
+PICTURE_SUFFIXES = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff")
+PICTURE_SUFFIXES += ("ppm", "pgm")
+# Pictures too, but not everybody's decoder reads them: named instead of passed over.
+OTHER_PICTURES = ("heic", "heif", "avif", "jp2", "jxl", "svg", "psd", "dng", "cr2", "nef")
+DECODING_ERRORS = (OSError, ValueError)
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """Where each encoded picture lies: a file of its own, or a stretch of a tar shard."""
+
+    files: tuple[Path, ...]
+    file: Int[np.ndarray, " n"]
+    offsets: Int[np.ndarray, " n"]
+    sizes: Int[np.ndarray, " n"]
+    members: tuple[str, ...]
+    """Name of each picture inside the folder or shard."""
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def take(self, keep: Int[np.ndarray, " k"]) -> Listing:
+        """Some of the pictures."""
+        return replace(
+            self,
+            file=self.file[keep],
+            offsets=self.offsets[keep],
+            sizes=self.sizes[keep],
+            members=tuple(self.members[i] for i in keep),
+        )
+
+    def where(self, index: int) -> str:
+        """The picture's place, for messages."""
+        path = self.files[self.file[index]]
+        return f"{path}: {self.members[index]}" if path.suffix == ".tar" else str(path)
+
+    def read(self, index: int) -> bytes:
+        """The encoded picture."""
+        with self.files[self.file[index]].open("rb") as file:
+            file.seek(self.offsets[index])
+            return file.read(self.sizes[index])
+
+    def digest(self) -> hashlib._Hash:
+        """A hash of the pictures' names and sizes, to be fed with what belongs to them."""
+        digest = hashlib.sha256("\n".join(self.members).encode())
+        digest.update(np.ascontiguousarray(self.sizes, np.int64).data)
+        return digest
+
+
+def list_files(folder: Path, files: Iterable[Path], bad: BadSamples) -> tuple[Listing, list[int]]:
+    """Pictures in files of their own below a folder, and which of the files these are.
+
+    A file that is missing, empty or cannot be looked at is a bad sample.
+    """
+    kept, sizes, paths = [], [], []
+    for index, file in enumerate(files):
+        try:
+            size = file.stat().st_size
+        except FileNotFoundError:
+            bad.add(f"{file} is missing.")
+            continue
+        except OSError as error:
+            bad.add(f"{file} cannot be read: {error.strerror}.")
+            continue
+        if size:
+            kept.append(index)
+            sizes.append(size)
+            paths.append(file)
+        else:
+            bad.add(f"{file} is empty (0 bytes).")
+    listing = Listing(
+        files=tuple(paths),
+        file=np.arange(len(paths)),
+        offsets=np.zeros(len(paths), np.int64),
+        sizes=np.array(sizes, np.int64),
+        members=tuple(relative(file, folder) for file in paths),
+    )
+    return listing, kept
+
+
+def pictures_below(folder: Path, bad: BadSamples, *, deep: bool = True) -> list[Path]:
+    """The pictures in a folder and, if `deep`, in those below it, linked ones too, in sorted order.
+
+    A folder that cannot be read, and what looks like a picture and is not read, is reported.
+    """
+    found: list[Path] = []
+    waiting: list[tuple[Path, frozenset[str]]] = [(folder, frozenset())]
+    while waiting:
+        here, above = waiting.pop()
+        place = os.path.realpath(here)
+        if place in above:  # a link to a folder that it lies in
+            continue
+        try:
+            with os.scandir(here) as scan:
+                entries = list(scan)
+        except OSError as error:
+            bad.add(f"The folder {here} cannot be read: {error.strerror}.", "goes on without it")
+            continue
+        for entry in entries:
+            path, suffix = here / entry.name, Path(entry.name).suffix[1:].lower()
+            is_folder = _is_folder(entry)
+            if is_folder and suffix in PICTURE_SUFFIXES:
+                bad.add(f"{path} is a folder, not a picture.")
+            elif is_folder and deep:
+                waiting.append((path, above | {place}))
+            elif suffix in OTHER_PICTURES:
+                bad.add(f"{path}: {suffix} pictures are not read, convert it to jpg or png.")
+            elif suffix in PICTURE_SUFFIXES and not _is_text(entry.name):
+                bad.add(f"{str(path)!r}: the name is not UTF-8, rename the file.")
+            elif suffix in PICTURE_SUFFIXES:
+                found.append(path)
+    return sorted(found)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def relative(file: Path, folder: Path) -> str:
+    """A file's name below a folder (its whole path if it lies elsewhere), with slashes."""
+    inside = file.is_relative_to(folder)
+    return (file.relative_to(folder) if inside else file).as_posix()
+
+
+def limited(count: int, limit: int | None, seed: int = 0) -> Int[np.ndarray, " k"]:
+    """Indices of at most `limit` of `count` samples, chosen by `seed`, in order."""
+    if limit is None or limit >= count:
+        return np.arange(count)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return np.sort(order[:limit].numpy())
+
+
+def in_validation(key: str) -> bool:
+    """Whether a training sample is carved out for validation."""
+    return hash_share(key) < VALIDATION_SHARE
+
+
+def carve(keys: Iterable[str], split: str) -> Int[np.ndarray, " k"]:
+    """Indices of the training samples that belong to `split`."""
+    keys = list(keys)
+    if split in ("train+validation", "all"):
+        return np.arange(len(keys))
+    wanted = split == "validation"
+    return np.flatnonzero([in_validation(key) == wanted for key in keys])
+
+
+def parts_of_split(split: str) -> tuple[str, ...]:
+    """The parts that make up a split: train+validation has two, all has three."""
+    if split == "all":
+        return ("train", "validation", "test")
+    return tuple(split.split("+"))
+
+
+def native_size(listing: Listing) -> int:
+    """Short side of the first picture that can be read."""
+    for index in range(len(listing)):
+        try:
+            return min(decode(listing.read(index)).shape[1:])
+        except DECODING_ERRORS:
+            continue
+    return 1
+
+
+def load_pictures(
+    listing: Listing, size: int, bad: BadSamples, memory_limit: int = MEMORY_LIMIT
+) -> tuple[UInt8[Tensor, "k 3 s s"] | None, Int[np.ndarray, " k"]]:
+    """All pixels if they fit into memory, and which pictures could be decoded.
+
+    Pictures that do not fit into memory are decoded here only to find the bad ones to skip.
+    """
+    if len(listing) * 3 * size * size <= memory_limit:
+        pixels = torch.empty((len(listing), 3, size, size), dtype=torch.uint8)
+        keep = _readable(listing, size, bad, pixels)
+        return pixels if len(keep) == len(listing) else pixels[torch.from_numpy(keep)], keep
+    keep = _readable(listing, size, bad) if bad.skip else np.arange(len(listing))
+    return None, keep
+
+
+def _readable(
+    listing: Listing, size: int, bad: BadSamples, out: UInt8[Tensor, "n 3 s s"] | None = None
+) -> Int[np.ndarray, " k"]:
+    """Decode every picture, into `out` if given, and tell which could be decoded."""
+    keep = np.ones(len(listing), bool)
+    for indices, pictures, problems in _decoded(listing, size):
+        for index, problem in problems:
+            bad.add(problem)
+            keep[index] = False
+        if out is not None:
+            out[indices] = pictures
+    return np.flatnonzero(keep)
+
+
+Decoded = tuple[list[int], "UInt8[Tensor, 'b 3 s s']", list[tuple[int, str]]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Attempts(torch.utils.data.Dataset):
+    """Decodes batches in worker processes; what cannot be decoded comes back as a message."""
+
+    listing: Listing
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.listing)
+
+    def __getitems__(self, indices: list[int]) -> Decoded:
+        pictures = torch.zeros((len(indices), 3, self.size, self.size), dtype=torch.uint8)
+        problems = []
+        for row, index in enumerate(indices):
+            try:
+                pictures[row] = read_picture(self.listing, index, self.size)
+            except ValueError as error:
+                problems.append((index, str(error)))
+        return indices, pictures, problems
+
+
+def _decoded(listing: Listing, size: int) -> Iterable[Decoded]:
+    """All pictures in batches, by one process per core when there are many."""
+    # A daemonic process, as a pool's worker is, may not start processes of its own.
+    alone = len(listing) < MANY_PICTURES or multiprocessing.current_process().daemon
+    return torch.utils.data.DataLoader(
+        _Attempts(listing, size),
+        batch_size=max(1, min(512, DECODE_PIXELS // size**2)),
+        num_workers=0 if alone else min(_cores(), 8),
+        collate_fn=as_it_is,
+        # Its own generator: a DataLoader otherwise draws from the global stream.
+        generator=torch.Generator(),
+    )
+
+
+def _cores() -> int:
+    """Processor cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def as_it_is(batch: T) -> T:
+    """The batch itself: the collate function for data sets that give whole batches."""
+    return batch
+
+
+def read_pictures(
+    listing: Listing, indices: Int[Tensor, " b"], size: int
+) -> UInt8[Tensor, "b 3 size size"]:
+    """Read and decode the pictures at these indices."""
+    out = torch.empty((len(indices), 3, size, size), dtype=torch.uint8)
+    for row, index in enumerate(indices.tolist()):
+        out[row] = read_picture(listing, index, size)
+    return out
+
+
+def read_picture(listing: Listing, index: int, size: int) -> UInt8[Tensor, "3 size size"]:
+    """Read, decode, resize and centre-crop one picture; an error names its place."""
+    try:
+        return square(listing.read(index), size)
+    except DECODING_ERRORS as error:
+        raise ValueError(f"{listing.where(index)} cannot be decoded: {error}.") from error
+
+
+def square(content: bytes, size: int) -> UInt8[Tensor, "3 size size"]:
+    """Decode, resize and centre-crop one encoded picture."""
+    return resize_square(decode(content)[None], size)[0]
+
+
+def decode(content: bytes) -> UInt8[Tensor, "3 h w"]:
+    """The RGB pixels of an encoded picture; transparent parts become white."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(content)) as picture:
+            return to_pixels(picture)
+    except UnidentifiedImageError:
+        raise ValueError("it is no picture of a known kind") from None
+    except Exception as error:  # a decoder raises anything at all on damaged or hostile bytes
+        raise ValueError(f"{error}".rstrip(".") or type(error).__name__) from error
+
+
+def to_pixels(picture: Image) -> UInt8[Tensor, "3 h w"]:
+    """The RGB pixels of an opened picture; transparent parts become white."""
+    return torch.from_numpy(np.array(_to_rgb(picture))).permute(2, 0, 1)
+
+
+def _to_rgb(picture: Image) -> Image:
+    if picture.mode == "RGB":
+        return picture
+    if picture.mode.startswith("I"):
+        from PIL import Image
+
+        picture = Image.fromarray((np.asarray(picture) // 256).astype(np.uint8))
+    if "A" in picture.mode.upper() or "transparency" in picture.info:
+        return on_white(picture)
+    return picture.convert("RGB")
+
+
+def resize_square(
+    pixels: UInt8[Tensor, "n 3 h w"], size: int | None
+) -> UInt8[Tensor, "n 3 size size"]:
+    """Resize so that the short side is `size` (default: as it is), and crop the centre.
+
+    The sides are rounded as torchvision's Resize and CenterCrop round them, which is what open_clip
+    does to a picture: a run and its export see the same pixels.
+    """
+    height, width = pixels.shape[2:]
+    size = size or min(height, width)
+    if height == width == size or not len(pixels):
+        return pixels
+    short = min(height, width)
+    if short != size:
+        shape = (int(size * height / short), int(size * width / short))
+        if shape[0] * shape[1] > MOST_PIXELS:
+            raise ValueError(f"{width} x {height} pixels are too narrow for a square of {size}")
+        pixels = torch.cat([_resize(chunk, shape) for chunk in pixels.split(4096)])
+        height, width = shape
+    top, left = round((height - size) / 2), round((width - size) / 2)
+    return pixels[:, :, top : top + size, left : left + size].contiguous()
+
+
+def _resize(
+    pixels: UInt8[Tensor, "n 3 h w"], shape: tuple[int, int]
+) -> UInt8[Tensor, "n 3 height width"]:
+    return torch.nn.functional.interpolate(
+        pixels, shape, mode="bilinear", antialias=True, align_corners=False
+    )

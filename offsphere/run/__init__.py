@@ -1,0 +1,1 @@
+"""What a command and a run are, without torch: flags, errors, folders, names of data."""

@@ -1,0 +1,455 @@
+"""Settings from one frozen dataclass: field = flag = YAML key = results column. Imports no torch.
+
+Every way in (flags, YAML files, records) becomes one set of flags, so tyro is the one validator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import itertools
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import yaml
+
+from offsphere.names import unknown
+from offsphere.run.addresses import keep_secret, public
+from offsphere.run.catalog import identity, named
+from offsphere.run.help import help_text
+from offsphere.run.safe_yaml import compose
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+ConfigT = TypeVar("ConfigT", bound="DataclassInstance")
+# A setting as it was given: its name or flag, its values as text (None: null), file and line.
+Item = tuple[str, Sequence[str | None], str]
+Given = dict[str, tuple[Sequence[str], str]]
+
+BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+LONGEST_NAME = 120
+"""Characters of a run folder's name."""
+
+
+def where(default: Any) -> Any:
+    """A field that says where or how a run runs (out, workers, device): left out of its hash."""
+    return dataclasses.field(default=default, metadata={"where": True})
+
+
+def added(default: Any) -> Any:
+    """A field that came after tables were committed: left out of the hash while at its default.
+
+    So the runs that were made before the field existed keep their names. Its default must not
+    change afterwards: a run that took the old one would then be taken for one of the new.
+    """
+    return dataclasses.field(default=default, metadata={"added": True})
+
+
+def data_name(default: Any) -> Any:
+    """A field that names data: committed rows call some sets by an old place (see catalog)."""
+    return dataclasses.field(default=default, metadata={"data": True})
+
+
+def keyboard(default: Any) -> Any:
+    """A permission: only the person at the keyboard gives it, as a flag. No file may, no record
+    keeps it, and a run's hash leaves it out."""
+    return dataclasses.field(default=default, metadata={"where": True, "keyboard": True})
+
+
+def data_names(config: DataclassInstance) -> list[str]:
+    """The data that a run's settings name, each once."""
+    values = [getattr(config, f.name) for f in fields(config) if f.metadata.get("data")]
+    every = [x for value in values for x in (value if isinstance(value, tuple) else (value,))]
+    return list(dict.fromkeys(name for name in every if name is not None))
+
+
+def canonical_data(config: DataclassInstance) -> None:
+    """Give data one spelling, for a frozen dataclass to call when it is made."""
+    for field in fields(config):
+        if field.metadata.get("data"):
+            value = _each(lambda text: named(_with_kind(text)), getattr(config, field.name))
+            object.__setattr__(config, field.name, value)
+
+
+def _with_kind(data: str) -> str:
+    """A bare path that exists, as the data it plainly is; everything else as it was given."""
+    path = Path(data).expanduser()
+    if not data.startswith(("/", ".", "~")) or not path.exists():
+        return data
+    if path.is_file():
+        return {".csv": "csv:", ".tsv": "csv:", ".tar": "wds:"}.get(path.suffix, "") + str(path)
+    if any(path.glob("*.tar")):
+        return f"wds:{path}/*.tar"
+    marks = {"corpus.jsonl": "beir", "sts-train.csv": "stsb"}
+    kind = next((kind for name, kind in marks.items() if (path / name).exists()), "folder")
+    return f"{kind}:{path}"
+
+
+def _each(change: Callable[[str], str], value: Any) -> Any:
+    """A data field's value with each name changed."""
+    if isinstance(value, tuple | list):
+        return type(value)(change(name) for name in value)
+    return value if value is None else change(value)
+
+
+def parse(
+    config_class: type[ConfigT],
+    argv: Sequence[str] | None = None,
+    *,
+    description: str | None = None,
+) -> ConfigT:
+    """The settings from flags and `--config` files; a mistake ends in one line, exit 2."""
+    argv = sys.argv[1:] if argv is None else argv
+    if {"-h", "--help", "--help-all"} & set(argv):
+        print(help_text(config_class, description, everything="--help-all" in argv))
+        raise SystemExit(0)
+    try:
+        items = list(_argv_items(argv))
+        files = [str(file) for flag, values, _ in items if flag == "--config" for file in values]
+        recipes = [item for file in files for item in _yaml_items(_read(file), file)]
+        _refuse_permissions(config_class, recipes)
+        flags = [item for item in items if item[0] != "--config"]
+        return _build(config_class, recipes + flags, files)
+    except (ValueError, OSError) as error:
+        more = "" if "Did you mean" in str(error) else " (see --help)"
+        print(f"{Path(sys.argv[0]).name}: error: {error}{more}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def from_dict(config_class: type[ConfigT], mapping: Mapping[str, Any]) -> ConfigT:
+    """The settings from plain values, checked as flags are; a missing field takes its default."""
+    try:
+        text = yaml.safe_dump(dict(mapping))
+    except yaml.YAMLError as error:
+        raise ValueError(f"Settings must be plain values, lists or null: {error}") from None
+    items = list(_yaml_items(text, ""))
+    _refuse_permissions(config_class, items)
+    return _build(config_class, items)
+
+
+def load_yaml(config_class: type[ConfigT], path: str | Path) -> ConfigT:
+    """The settings of one YAML file, such as a run's config.yaml."""
+    items = list(_yaml_items(_read(path), path))
+    _refuse_permissions(config_class, items)
+    return _build(config_class, items)
+
+
+def as_written(path: str | Path) -> dict[str, str]:
+    """The settings of a YAML file as they are written there, unchecked, to compare runs by."""
+    items = _yaml_items(_read(path), path)
+    return {name: ", ".join(str(value) for value in values) for name, values, _ in items}
+
+
+def to_yaml(config: DataclassInstance) -> str:
+    """The settings as a YAML text that `--config` and `load_yaml` read back."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+
+
+def to_dict(config: DataclassInstance) -> dict[str, Any]:
+    """The settings as plain values that YAML and JSON can write, in field order."""
+    return {
+        field.name: _plain(field.name, getattr(config, field.name))
+        for field in fields(config)
+        if not field.metadata.get("keyboard")
+    }
+
+
+def settings(config: DataclassInstance) -> dict[str, Any]:
+    """The settings that make the run what it is, in one spelling (1.0 is 1).
+
+    No `where` fields, and no `added` fields that have their default. Data that committed rows call
+    by an old place go by that.
+    """
+    data = {field.name for field in fields(config) if field.metadata.get("data")}
+    left_out = {
+        field.name
+        for field in fields(config)
+        if field.metadata.get("where")
+        or (field.metadata.get("added") and getattr(config, field.name) == _default(field))
+    }
+    kept = {k: v for k, v in to_dict(config).items() if k not in left_out}
+    return {k: _each(identity, v) if k in data else _canonical(v) for k, v in kept.items()}
+
+
+def settings_hash(config: DataclassInstance) -> str:
+    """Eight hexadecimal digits of the settings, the same in every process and field order."""
+    text = json.dumps(settings(config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def run_name(config: DataclassInstance) -> str:
+    """`<cell>-seed<k>-<hash>`, without the cell if there is none: the settings alone decide."""
+    values = to_dict(config)
+    if "seed" not in values:
+        raise ValueError(f"{type(config).__name__} needs a 'seed' for a run's name.")
+    cell = re.sub(r"[^A-Za-z0-9._+-]+", "_", str(values["cell"])) + "-" if "cell" in values else ""
+    return f"{cell}seed{values['seed']}-{settings_hash(config)}"
+
+
+def telling_name(config: DataclassInstance) -> str:
+    """The run's name, with what differs from the default between seed and hash.
+
+    As in `dot-seed0-folder_my_images-lr0.004-1a2b3c4d`. It is for people: the hash says which run
+    it is. Of paths and addresses only the last part is told.
+    """
+    start, _, digest = run_name(config).rpartition("-")
+    told = {k: v for k, v in differing(config).items() if k not in ("cell", "seed")}
+    words = [_name_word(name, value) for name, value in told.items()]
+    ends = [0, *itertools.accumulate(len(word) + 1 for word in words)]
+    room = LONGEST_NAME - len(start) - len(digest) - len("-and_99_more-")
+    kept = max(k for k, end in enumerate(ends) if end <= max(room, 0))
+    more = [f"and_{len(words) - kept}_more"] if kept < len(words) else []
+    return "-".join([start, *words[:kept], *more, digest])
+
+
+def differing(config: DataclassInstance) -> dict[str, Any]:
+    """The settings that make this run another one than the script's default, `data` first."""
+    try:
+        usual = to_dict(type(config)())
+    except (TypeError, ValueError):  # some settings have no default
+        usual = {field.name: _default(field) for field in fields(config)}
+    usual = {name: _canonical(value) for name, value in usual.items()}
+    given = settings(config)
+    names = sorted(given, key=lambda name: name != "data")
+    return {name: given[name] for name in names if given[name] != usual[name]}
+
+
+def told(config: DataclassInstance) -> list[str]:
+    """The flags that make this run another one than the script's default, without keys."""
+    given = ((name.replace("_", "-"), value) for name, value in differing(config).items())
+    return [_public(word) for name, value in given for word in _flag_words(name, value)]
+
+
+def _public(text: str) -> str:
+    """A text whose addresses have lost what may be a key: the user's part and the query."""
+    return re.sub(r"(?<=://)[^/@\s]*@|(?<=\S)[?#]\S*", "", text) if "://" in text else text
+
+
+def _name_word(name: str, value: Any) -> str:
+    """One setting as a part of a file's name."""
+    if isinstance(value, bool) or value is None:
+        return name if value else f"no_{name}"
+    if isinstance(value, int | float):
+        return f"{name}{value:g}" if isinstance(value, float) else f"{name}{value}"
+    parts = [_last_part(str(part)) for part in (value if isinstance(value, list) else [value])]
+    return "_".join(parts if name == "data" else [name, *parts])[:60]
+
+
+def _last_part(text: str) -> str:
+    """A text as a part of a file's name: of a path or an address its kind and its end.
+
+    What may hold a key (a user's part, a query, a command) is left out.
+    """
+    kind, colon, rest = text.partition(":")
+    if rest.lower().lstrip().startswith("pipe:"):
+        rest = "pipe"
+    path = re.sub(r"[?#].*", "", rest) if "//" in rest else rest if colon else text
+    end = path.rstrip("/").rpartition("/")[2].rpartition("@")[2]
+    end = re.sub(r"\.(tar|csv|ya?ml|safetensors|pt|pth|bin)$", "", end)
+    words = f"{kind}_{end}" if colon and end else end or kind
+    return re.sub(r"[^A-Za-z0-9.+-]+", "_", words).strip("_")
+
+
+def command(script: str, config: DataclassInstance, *, leave_out_defaults: bool = True) -> str:
+    """The shell command that gives these settings again."""
+    words = ["python", script]
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if not leave_out_defaults or value != _default(field):
+            words += _flag_words(field.name.replace("_", "-"), _plain(field.name, value))
+    return shlex.join(words)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _flag_words(flag: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    values = [str(item) for item in (value if isinstance(value, list) else [value])]
+    return [f"--{flag}={values[0]}"] if len(values) == 1 else [f"--{flag}", *values]
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(name, item) for item in value]
+    for plain in (bool, int, float):
+        if isinstance(value, plain):
+            return plain(value)
+    if value is None or isinstance(value, str | Path):
+        return None if value is None else public(str(value))
+    raise ValueError(f"{name} is a {type(value).__name__}: settings are plain values or tuples.")
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_canonical(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _leaves(hint: Any) -> Sequence[Any]:
+    """What a field accepts: types, literal choices as texts, and `tuple` if it takes a list."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return [str(choice) for choice in parts]
+    leaves = [leaf for part in parts if part is not Ellipsis for leaf in _leaves(part)]
+    return [*leaves, tuple] if origin in (tuple, list) else leaves or [hint]
+
+
+def _argv_items(argv: Sequence[str]) -> Iterator[Item]:
+    """(flag, its values, no origin) for each flag of a command line."""
+    starts = [i for i, word in enumerate(argv) if word.startswith("--")]
+    if argv and starts[:1] != [0]:
+        raise ValueError(f"Unexpected {argv[0]!r}: settings are flags such as --name=value.")
+    for start, end in itertools.pairwise([*starts, len(argv)]):
+        flag, equals, first = argv[start].partition("=")
+        values = ([first] if equals else []) + list(argv[start + 1 : end])
+        if flag == "--config" and not values:
+            raise ValueError("--config needs a file, as in --config=FILE.yaml.")
+        yield flag, values, ""
+
+
+def _yaml_items(text: str, source: str | Path) -> Iterator[Item]:
+    """(key, its values as written, file and line) for each line of a flat YAML mapping."""
+    root = compose(text, source)
+    if not isinstance(root, yaml.MappingNode | None):
+        kind = "sequence" if isinstance(root, yaml.SequenceNode) else "scalar"
+        raise ValueError(f"{source}: expected lines such as 'batch_size: 256', not a {kind}.")
+    names: set[str] = set()
+    for key, value in root.value if root else ():
+        origin = f"{source}, line {key.start_mark.line + 1}: " if source else ""
+        nodes = value.value if isinstance(value, yaml.SequenceNode) else [value]
+        if not all(isinstance(node, yaml.ScalarNode) for node in (key, *nodes)):
+            raise ValueError(f"{origin}{key.value!r} is nested: settings are flat 'name: value'.")
+        if key.value in names:
+            raise ValueError(f"{origin}{key.value!r} is set twice: remove one of the lines.")
+        names.add(key.value)
+        yield key.value, [_as_written(node) for node in nodes], origin
+
+
+def _as_written(node: yaml.ScalarNode) -> str | None:
+    if node.tag.endswith(":float"):
+        return re.sub(r"\.(?=inf|nan)", "", node.value.lower())
+    return None if node.tag.endswith(":null") else node.value
+
+
+def _refuse_permissions(config_class: type[DataclassInstance], items: Iterable[Item]) -> None:
+    """Refuse a file or table that gives what only a flag may give; saying no is fine."""
+    asked = {field.name for field in fields(config_class) if field.metadata.get("keyboard")}
+    for name, values, origin in items:
+        if name.removeprefix("--").replace("-", "_") in asked and not _says_no(values):
+            flag = name.removeprefix("--").replace("_", "-")
+            raise ValueError(
+                f"{origin}{name} may not stand in a file or table: it is a permission, which only "
+                f"the flag --{flag} gives. Take it out, and give the flag if you trust the data."
+            )
+
+
+def _says_no(values: Sequence[str | None]) -> bool:
+    return len(values) == 1 and BOOLEANS.get(str(values[0]).lower(), True) is False
+
+
+def _collect(config_class: type[DataclassInstance], items: Iterable[Item]) -> Given:
+    """The values of each field, spelt as tyro wants them; the last one wins."""
+    hints = get_type_hints(config_class)
+    kinds = {field.name: _leaves(hints[field.name]) for field in fields(config_class)}
+    given: Given = {}
+    for label, values, origin in items:
+        name = label.removeprefix("--").replace("-", "_") if label.startswith("--") else label
+        if label.startswith("--no-") and not values and bool in kinds.get(name[3:], ()):
+            name, values = name[3:], ["false"]
+        try:
+            if name not in kinds:
+                raise unknown("setting", label, _flags(kinds) if label.startswith("--") else kinds)
+            if not values and not {bool, tuple} & set(kinds[name]):
+                raise ValueError(f"{label} needs a value, as in {label}=VALUE.")
+            given[name] = [_spell(label, v, kinds[name]) for v in values], origin
+            if bool in kinds[name] and not values:
+                given[name] = ["True"], origin
+            if len(values) > 1 and tuple not in kinds[name]:
+                raise ValueError(f"{label} takes one value, but {len(values)} came: {values}.")
+            if len(values) > 1 and any(v and v.startswith("--") for v in values):
+                raise ValueError(f"{label} cannot hold a value that starts with '--': {values}.")
+        except ValueError as error:
+            raise ValueError(f"{origin}{error}") from None
+    return given
+
+
+def _spell(label: str, value: str | None, leaves: Sequence[Any]) -> str:
+    """One value as tyro spells it; what tyro would misread or explain badly is an error here."""
+    choices = [leaf for leaf in leaves if isinstance(leaf, str)]
+    if value is not None and (str in leaves or value in choices):
+        return keep_secret(value)
+    if value is None or value.lower() in ("none", "null"):
+        if NoneType not in leaves:
+            raise ValueError(f"{label} cannot be null: leave it out to take its default.")
+        return "None"
+    if bool in leaves:
+        value = str(BOOLEANS.get(value.lower(), value))
+        choices += ["True", "False"]
+    if value not in choices and {NoneType, bool, tuple, *choices}.issuperset(leaves):
+        raise unknown(f"value of {label}", value, choices)
+    if value not in choices and not _is_number(value, leaves):
+        kind = "a number" if float in leaves else "a whole number, written with digits"
+        raise ValueError(f"{label} takes {kind}, got {value!r}.")
+    return value
+
+
+def _is_number(value: str, leaves: Sequence[Any]) -> bool:
+    """Whether a value is such a number as the field takes; true if it takes none."""
+    kinds = [leaf for leaf in leaves if leaf in (int, float)]
+    for kind in kinds:
+        with contextlib.suppress(ValueError):
+            kind(value)
+            return True
+    return not kinds
+
+
+def _flags(names: Iterable[str]) -> list[str]:
+    return [f"--{name.replace('_', '-')}" for name in names]
+
+
+def _read(file: str | Path) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from None
+
+
+def _build(
+    config_class: type[ConfigT], items: Iterable[Item], files: Sequence[str] = ()
+) -> ConfigT:
+    """Hand the flags to tyro, and turn its refusal into a ValueError that names the origin."""
+    import tyro
+
+    given = _collect(config_class, items)
+    args = [word for name, (values, _) in given.items() for word in _flag_words(name, values)]
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(config_class, args=args, config=(tyro.conf.FlagConversionOff,))
+    except SystemExit as refusal:
+        if isinstance(refusal.__context__, ValueError):
+            source = f" (settings from {', '.join(files)} and the flags)" if files else ""
+            raise ValueError(f"{refusal.__context__}{source}") from None
+        message = _message(said.getvalue())
+        flag = re.search(r"--([\w-]+)", message)
+        _, origin = given.get(flag[1].replace("-", "_") if flag else "", ((), ""))
+        raise ValueError(f"{origin}{message}") from None
+
+
+def _message(box: str) -> str:
+    """What tyro's error box says between its first two rules."""
+    parts = re.split(r"(?m)^[\s│╭╮╰╯]*[-─]{3}.*$", box)
+    return " ".join(parts[1].replace("│", " ").split()) if len(parts) > 2 else box.strip()

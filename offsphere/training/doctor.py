@@ -1,0 +1,554 @@
+"""`offsphere doctor`: does this machine train what the settings say?
+
+    offsphere doctor                                        SimCLR as it is by default, group-norm
+    offsphere doctor train_clip --config=recipe.yaml        a script with your own flags
+
+On your model, data and settings (on the CPU, with at most 64 rows in a batch) it compares many
+ranks with one process, micro-batches with the whole batch, streamed with dense losses, and a
+resumed run with an undisturbed one; it looks whether batches hold every sample, and at the machine
+first: a machine at fault is told at once. The exit code is 1 if something is at fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.metadata
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from offsphere.names import unknown
+from offsphere.run.config import parse
+from offsphere.training.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+    from torch import Tensor
+
+    from offsphere.run.scripts import Scripts
+    from offsphere.training.loop import Method
+    from offsphere.training.ranks import Ranks, Rows
+    from offsphere.training.run import Experiment
+
+ROWS = 64
+RANKS = (2, 3)
+STEPS = 6
+LIMIT = 1e-5
+"""The largest relative error of a gradient. (Augmented pictures are float32, the rest float64.)"""
+SMALL = 1e-4
+"""A gradient below this share of the largest one is measured against that share of it: one that is
+zero in exact arithmetic has no digits of its own."""
+STREAMED_SAMPLES = 50_000
+"""Shards with more samples than this are not read through for a check."""
+SHARED_MEMORY, DISK = 2**28, 2**30
+DEFAULT = ("train_simclr", "--norm=group")
+
+Verdict = Literal["ok", "warning", "refused", "FAULT"]
+
+
+class Finding(NamedTuple):
+    """What one check found, and what to do about it."""
+
+    check: str
+    measured: str
+    verdict: Verdict
+    remedy: str = ""
+
+
+def main(argv: Sequence[str], scripts: Scripts) -> None:
+    """Check the machine and a script with its settings; an exit code other than 0 is raised."""
+    if argv and argv[0] in ("-h", "--help"):
+        print((__doc__ or "").strip())
+        raise SystemExit(0)
+    name, *flags = argv or DEFAULT
+    if name not in scripts:
+        print(f"offsphere doctor: error: {unknown('script', name, scripts)}", file=sys.stderr)
+        raise SystemExit(2)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: ranks are forked
+    script = scripts[name]()
+    if not issubclass(script.config_class, TrainSettings):
+        trains = ", ".join(name for name in scripts if name.startswith("train_"))
+        said = f"{name} trains nothing: expected one of {trains}."
+        print(f"offsphere doctor: error: {said}", file=sys.stderr)
+        raise SystemExit(2)
+    settings = parse(script.config_class, flags)
+    findings = [*environment(settings)]
+    try:
+        if not _faulty(findings):  # on a faulty machine the training may not even be importable
+            findings += examine(settings, script.run)
+    except (ValueError, OSError) as error:
+        print(f"offsphere doctor: error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    show(findings)
+    if _faulty(findings):
+        raise SystemExit(1)
+
+
+def _faulty(findings: Iterable[Finding]) -> bool:
+    return any(finding.verdict == "FAULT" for finding in findings)
+
+
+def show(findings: Iterable[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    titles = ("check", "measured", "verdict", "what to do")
+    columns = (Column(title, overflow="fold") for title in titles)  # no name is cut off
+    table = Table(*columns, title="offsphere doctor")
+    for finding in findings:
+        table.add_row(*finding)
+    Console().print(table)
+
+
+# The machine
+
+
+def environment(settings: TrainSettings) -> Iterator[Finding]:
+    """Versions that do not go together, memory, disk and threads."""
+    yield builds({name: _build(name) for name in ("torch", "torchvision")})
+    yield pinned(importlib.metadata.requires("torchvision") or (), _version("torch"))
+    yield versions(importlib.metadata.requires("offsphere") or (), _version)
+    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else SHARED_MEMORY
+    yield shared_memory(free, settings.workers)
+    out = next(p for p in (Path(settings.out).absolute(), *Path(settings.out).absolute().parents)
+               if p.exists())  # fmt: skip
+    yield disk(shutil.disk_usage(out).free)
+    yield threads(settings.threads, settings.devices, os.cpu_count() or 1)
+
+
+def builds(versions: Mapping[str, str]) -> Finding:
+    """Whether torch and torchvision were built for the same device, by their version's tag."""
+    kinds = {name: _kind(version) for name, version in versions.items()}
+    measured = ", ".join(f"{name} {version}" for name, version in versions.items())
+    if len(set(kinds.values()) - {""}) < 2:
+        return Finding("builds", measured, "ok")
+    other = "cpu" if kinds["torch"] == "cpu" else versions["torch"].partition("+")[2]
+    remedy = "install both from one index: pip install torch torchvision "
+    return Finding(
+        "builds", measured, "FAULT", f"{remedy}--index-url=https://download.pytorch.org/whl/{other}"
+    )
+
+
+def pinned(requirements: Iterable[str], torch_version: str) -> Finding:
+    """Whether torch is the version that torchvision asks for."""
+    from packaging.requirements import Requirement
+
+    for requirement in map(Requirement, requirements):
+        if requirement.name == "torch":
+            good = requirement.specifier.contains(torch_version.partition("+")[0], prereleases=True)
+            measured = f"torchvision wants {requirement}, torch is {torch_version}"
+            remedy = "" if good else f"pip install '{requirement}'"
+            return Finding("torch for torchvision", measured, "ok" if good else "FAULT", remedy)
+    return Finding("torch for torchvision", "torchvision names no version", "ok")
+
+
+def versions(requirements: Iterable[str], installed: Callable[[str], str]) -> Finding:
+    """Whether the packages are of the versions that offsphere was tested with."""
+    from packaging.requirements import Requirement
+
+    wanted = [x for x in map(Requirement, requirements) if not x.marker or x.marker.evaluate()]
+    wrong = []
+    for requirement in wanted:
+        try:
+            version = installed(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            version = None
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            wrong.append((requirement, version))
+    if not wrong:
+        return Finding("versions", f"{len(wanted)} packages as asked for", "ok")
+    measured = ", ".join(f"{x.name} {version or 'is missing'}" for x, version in wrong)
+    words = " ".join(f"'{requirement}'" for requirement, _ in wrong)
+    return Finding("versions", measured, "warning", f"pip install {words}")
+
+
+def shared_memory(free: int, workers: int) -> Finding:
+    """Batches come from worker processes through shared memory."""
+    measured = f"{free / 2**20:.0f} MB free, {workers} workers"
+    if free >= SHARED_MEMORY or not workers:
+        return Finding("shared memory", measured, "ok")
+    return Finding(
+        "shared memory", measured, "warning", "--workers=0, or a container with --shm-size=2g"
+    )
+
+
+def disk(free: int) -> Finding:
+    """Checkpoints are written beside the old ones."""
+    good = free >= DISK
+    remedy = "" if good else "make room, or another --out: a full disk stops a run"
+    measured = f"{free / 2**30:.1f} GB free"
+    return Finding("disk", measured, "ok" if good else "warning", remedy)
+
+
+def threads(each: int, ranks: int, cpus: int) -> Finding:
+    """More threads than cores slow each other down."""
+    measured = f"{each * ranks} threads of all ranks, {cpus} cores"
+    if each * ranks <= cpus:
+        return Finding("threads", measured, "ok")
+    remedy = f"--threads={cpus // ranks}" if cpus >= ranks else f"--threads=1 --devices={cpus}"
+    return Finding("threads", measured, "warning", remedy)
+
+
+def _version(package: str) -> str:
+    return importlib.metadata.version(package)
+
+
+def _build(package: str) -> str:
+    """The version with the tag of its build: a wheel's metadata often lacks it, its code does not.
+
+    The file is read, not imported: a mix of builds fails when it is imported."""
+    files = importlib.metadata.files(package) or ()
+    for file in files:
+        if file.as_posix() == f"{package}/version.py":
+            found = re.search(r"__version__ = ['\"]([^'\"]+)", file.read_text())
+            return found[1] if found else _version(package)
+    return _version(package)
+
+
+def _kind(version: str) -> str:
+    """cpu, cuda or rocm from a version such as 2.9.0+cu126; nothing if it has no such tag."""
+    tag = version.partition("+")[2]
+    kinds = {"cpu": "cpu", "cu": "cuda", "rocm": "rocm"}
+    return next((kind for start, kind in kinds.items() if tag.startswith(start)), "")
+
+
+# The training
+
+
+def examine(settings: TrainSettings, run: Callable[[Any], object]) -> list[Finding]:
+    """The checks of what a script trains with these settings."""
+    import torch
+
+    from offsphere.training.run import experiment_of
+
+    if not hasattr(settings, "batch_size"):
+        raise ValueError("Expected a training script, such as train_simclr.")
+    torch.set_num_threads(1)
+    settings = replace(
+        settings, batch_size=min(settings.batch_size, ROWS), microbatch=None, threads=1, workers=0,
+        devices=1, nodes=1, device="cpu", precision="32-true", samples=STEPS * ROWS, epochs=None,
+        eval_every=0, checkpoint_every=STEPS // 2, log_every=1, loggers=(), progress=False,
+    )  # fmt: skip
+    experiment = experiment_of(run, settings)
+    findings = []
+    if isinstance(experiment.batches, torch.utils.data.Dataset):
+        findings += [shares(experiment.batches, settings), epochs(settings, experiment.population)]
+        batch = experiment.batches[0]
+    else:
+        findings.append(streamed_epochs(experiment.batches, settings, experiment.population))
+        batch = next(iter(experiment.batches.from_step(0, 1)))
+    findings += [
+        *many_ranks(experiment.method, batch, settings),
+        micro_batches(experiment.method, batch, settings),
+        streamed_losses(experiment.method, batch),
+    ]
+    if isinstance(experiment.batches, torch.utils.data.Dataset):
+        findings.append(resumed(experiment, settings))
+    return findings
+
+
+def shares(batches: Any, settings: TrainSettings) -> Finding:
+    """Whether the rows that ranks load are, together, the batch."""
+    import torch
+
+    from offsphere.training.loop import own_part
+    from offsphere.training.ranks import share
+
+    missing = 0
+    for step in range(2):
+        whole = _tensors(own_part(batches, step, share(settings.batch_size, 0, 1)))
+        for count in RANKS:
+            every = (share(settings.batch_size, rank, count) for rank in range(count))
+            parts = [_tensors(own_part(batches, step, rows)) for rows in every]
+            for name, x in whole.items():
+                joined = torch.cat([part[name] for part in parts])
+                missing += abs(len(x) - len(joined))
+                missing += int(len(x) == len(joined) and not torch.equal(x, joined))
+    verdict = "FAULT" if missing else "ok"
+    measured = f"{missing} rows missing, repeated or changed on {_names(RANKS)} ranks"
+    return Finding("rows of all ranks", measured, verdict, _report(missing))
+
+
+def epochs(settings: TrainSettings, population: int) -> Finding:
+    """Whether each of two epochs holds every sample once."""
+    import torch
+
+    from offsphere.training.streams import batch_indices
+
+    size = settings.batch_size
+    steps = -(-2 * population // size)
+    drawn = [batch_indices(settings.seed, step, size, population) for step in range(steps)]
+    order = torch.cat(drawn)[: 2 * population].view(2, population).sort(1).values
+    wrong = int((order != torch.arange(population)).sum())
+    measured = f"{wrong} of {population} samples not once in an epoch"
+    return Finding("samples of an epoch", measured, "FAULT" if wrong else "ok", _report(wrong))
+
+
+def streamed_epochs(batches: Any, settings: TrainSettings, population: int) -> Finding:
+    """Whether the second epoch's worth of samples is the first one's in another order."""
+    if population > STREAMED_SAMPLES:
+        measured = f"not read: {population} samples are more than {STREAMED_SAMPLES}"
+        return Finding("samples of an epoch", measured, "ok")
+    steps = -(-2 * population // settings.batch_size)
+    rows = [
+        row.numpy().tobytes()
+        for batch in batches.from_step(0, steps)
+        for row in next(iter(_tensors(batch).values()))
+    ]
+    first, second = Counter(rows[:population]), Counter(rows[population : 2 * population])
+    wrong = ((first - second) + (second - first)).total()
+    measured = f"{wrong} of {population} samples not as often in one epoch as in the next"
+    remedy = "the shards changed while they were read: make them again with offsphere shards make"
+    remedy = remedy if wrong else ""
+    return Finding("samples of an epoch", measured, "FAULT" if wrong else "ok", remedy)
+
+
+def many_ranks(method: Method, batch: Any, settings: TrainSettings) -> Iterator[Finding]:
+    """The gradients of two steps on gloo ranks, forked from here, against this process."""
+    expected = None
+    for count in RANKS:
+        check = f"{count} ranks against one process"
+        if refusal := _refusal(method, settings, count):
+            yield refusal._replace(check=check)
+            continue
+        found = on_ranks(count, lambda ranks: gradients(method, batch, settings, ranks))
+        if expected is None:
+            expected = gradients(method, batch, settings, None)
+        yield _compared(check, found, expected)
+
+
+def micro_batches(method: Method, batch: Any, settings: TrainSettings) -> Finding:
+    """The gradients of a batch that passes the towers in parts against those of the whole."""
+    size = max(1, settings.batch_size // 8)
+    check = f"micro-batches of {size} against {settings.batch_size}"
+    parts = replace(settings, microbatch=size)
+    if refusal := _refusal(method, parts, 1):
+        return refusal._replace(check=check)
+    from offsphere.training.ranks import here
+
+    found = gradients(method, batch, parts, here(parts))
+    return _compared(check, found, gradients(method, batch, settings, None))
+
+
+def gradients(
+    method: Method, batch: Any, settings: TrainSettings, ranks: Ranks | None
+) -> dict[str, Tensor]:
+    """Every gradient of the second of two steps, and the buffers after it, in float64."""
+    import torch
+
+    from offsphere.training import microbatch
+    from offsphere.training.ranks import share, take
+    from offsphere.training.streams import stream_seed
+
+    method = in_double(method)
+    for dropout in method.modules():  # its masks depend on how a batch is divided
+        if isinstance(dropout, torch.nn.modules.dropout._DropoutNd):
+            dropout.eval()
+    for step in range(2):
+        method.zero_grad()
+        if ranks is None:
+            torch.manual_seed(stream_seed(settings.seed, "model", step))
+            method(batch, step).losses["loss"].backward()
+        else:
+            size = settings.batch_size
+            own = take(batch, ranks.own(size), share(size, 0, 1))
+            microbatch.split_step(method, own, step, settings, ranks)
+        method.after_step(0.5)
+    found = {name: p.grad for name, p in method.named_parameters() if p.grad is not None}
+    return {name: x.detach().clone() for name, x in (found | dict(method.named_buffers())).items()}
+
+
+def in_double(method: Method) -> Method:
+    """A copy in float64, where rounding cannot be taken for a fault nor hide one."""
+    twin = copy.deepcopy(method).double()
+    inputs = twin.inputs
+
+    def doubled(batch: Any, step: int, rows: Rows | None = None) -> dict[str, Tensor]:
+        found = inputs(batch, step) if rows is None else inputs(batch, step, rows)
+        return {name: x.double() if x.is_floating_point() else x for name, x in found.items()}
+
+    twin.inputs = doubled
+    return twin
+
+
+def streamed_losses(method: Method, batch: Any) -> Finding:
+    """The losses' gradients in tiles against those from the whole score matrix."""
+    import torch
+
+    from offsphere import losses
+
+    method = in_double(method)
+    with torch.no_grad():
+        inputs = method.inputs(batch, 0)
+        embedded = method.embed(inputs)
+        constants = method.constants(inputs, 0)
+    found = []
+    dense = losses.DENSE_SCORES
+    for limit in (0, sys.maxsize):
+        leaves = {name: x.clone().requires_grad_() for name, x in embedded.items()}
+        twin = copy.deepcopy(method)
+        try:
+            losses.DENSE_SCORES = limit
+            twin.losses(leaves | constants)["loss"].backward()
+        finally:
+            losses.DENSE_SCORES = dense
+        parameters = {name: p.grad for name, p in twin.named_parameters()}
+        every = parameters | {f"embedding {name}": x.grad for name, x in leaves.items()}
+        found.append({name: x for name, x in every.items() if x is not None})
+    return _compared("streamed against dense losses", *found)
+
+
+def resumed(experiment: Experiment, settings: TrainSettings) -> Finding:
+    """A run that is cut in the middle and goes on against one that is not."""
+    import torch
+
+    from offsphere.run.record import open_run
+    from offsphere.training.loop import fit
+
+    class Cut(torch.utils.data.Dataset):
+        """The batches until the cut."""
+
+        def __getitem__(self, step: int) -> Any:
+            if step > STEPS // 2:
+                raise OSError("cut by the doctor")
+            return experiment.batches[step]  # pyright: ignore
+
+    def trained(method: Method, batches: Any, out: str) -> None:
+        with open_run(settings, script="doctor", out=out) as folder:
+            fit(method, batches, settings, folder, population=experiment.population, evaluate=dict)
+
+    settings = replace(settings, samples=STEPS * settings.batch_size)
+    whole, cut, again = (copy.deepcopy(experiment.method) for _ in range(3))
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        trained(whole, experiment.batches, one)
+        with contextlib.suppress(OSError):
+            trained(cut, Cut(), other)
+        trained(again, experiment.batches, other)
+    expected, found = (dict(x.named_parameters()) | dict(x.named_buffers()) for x in (whole, again))
+    differ = [name for name, x in expected.items() if not _same(x, found[name])]
+    saved = whole.state_dict()
+    differ.sort(key=lambda name: name in saved)  # what was not saved is the cause of the rest
+    if not differ:
+        return Finding("resumed against undisturbed", f"{len(expected)} tensors equal", "ok")
+    first = differ[0]
+    remedy = f"save {first} in the state dict" if first not in saved else _report(1)
+    measured = f"{len(differ)} of {len(expected)} tensors differ, first {first}"
+    return Finding("resumed against undisturbed", measured, "FAULT", remedy)
+
+
+def on_ranks(count: int, work: Callable[[Ranks], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The first rank's result of work that `count` forked processes do together over gloo."""
+    import multiprocessing
+
+    import torch
+    import torch.distributed as dist
+
+    from offsphere.training.ranks import Ranks
+
+    def process(rank: int, folder: str) -> None:
+        store = dist.FileStore(f"{folder}/store", count)  # no port that another could take
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
+        found = work(Ranks(torch.device("cpu")))
+        if rank == 0:
+            torch.save(found, f"{folder}/found")
+        dist.destroy_process_group()
+
+    fork = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [fork.Process(target=process, args=(rank, folder)) for rank in range(count)]
+        for one in ranks:
+            one.start()
+        codes = _codes_at_the_end(ranks)
+        if any(codes):
+            raise OSError(
+                f"{count} gloo ranks on this machine ended with the exit codes {codes}: see above, "
+                "and let processes of this machine talk over 127.0.0.1."
+            )
+        return torch.load(f"{folder}/found")
+
+
+def _codes_at_the_end(processes: Sequence[BaseProcess]) -> list[int | None]:
+    """The exit codes of processes that work together: if one fails, the others are ended too."""
+    from multiprocessing.connection import wait
+
+    working = list(processes)
+    while working:
+        wait([process.sentinel for process in working])
+        working = [process for process in working if process.exitcode is None]
+        if any(process.exitcode for process in processes):
+            for process in working:
+                process.terminate()
+    return [process.exitcode for process in processes]
+
+
+def _compared(check: str, found: dict[str, Tensor], expected: dict[str, Tensor]) -> Finding:
+    if found.keys() != expected.keys():
+        name = sorted(found.keys() ^ expected.keys())[0]
+        return Finding(check, f"{name} has a gradient on one side only", "FAULT", _report(1))
+    name, error = worst_error(found, expected)
+    measured = f"{error:.1e} of {name}" if error else "equal to the last bit"
+    good = error <= LIMIT
+    return Finding(check, measured, "ok" if good else "FAULT", _report(not good))
+
+
+def worst_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[str, float]:
+    """The tensor with the largest relative error, and that error."""
+    finite = (x.double().norm().item() for x in expected.values() if x.isfinite().all())
+    largest = max(finite, default=0.0)
+    errors = {name: _error(found[name], x, SMALL * largest) for name, x in expected.items()}
+    return max(errors.items(), key=lambda item: item[1])
+
+
+def _error(found: Tensor, expected: Tensor, least: float) -> float:
+    """The relative error, or that against `least` if this is larger; NaN is never right."""
+    if bool((found == expected).all()):
+        return 0.0
+    x, y = found.double(), expected.double()
+    error = ((x - y).norm() / max(y.norm().item(), least)).item()
+    return error if error == error else float("inf")
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    import torch
+
+    return one.shape == other.shape and bool(torch.isclose(one, other, 0, 0, equal_nan=True).all())
+
+
+def _refusal(method: Method, settings: TrainSettings, count: int) -> Finding | None:
+    """What is not offered for these towers, with its remedy."""
+    import torch
+
+    from offsphere.training.microbatch import prepare_batch_norm
+    from offsphere.training.ranks import Ranks
+
+    ranks = Ranks(torch.device("cpu"))
+    ranks.count = count
+    try:
+        prepare_batch_norm(method, settings, ranks)
+    except ValueError as refusal:
+        return Finding("", "not offered with batch-norm", "refused", str(refusal))
+    return None
+
+
+def _tensors(batch: Any) -> dict[str, Tensor]:
+    """The tensors of a batch by name."""
+    if isinstance(batch, dict):
+        return batch
+    return batch._asdict() if isinstance(batch, tuple) else {"batch": batch}  # pyright: ignore
+
+
+def _names(numbers: Iterable[int]) -> str:
+    return " and ".join(map(str, numbers))
+
+
+def _report(wrong: float) -> str:
+    return "do not trust runs of this kind; report it with this table" if wrong else ""

@@ -1,0 +1,108 @@
+"""How commands end: one line, the right exit code, and quietly where nobody listens."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from offsphere.run.command import NOBODY_LISTENS, Stopped, memory_need, one_line_errors, typed
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "code"),
+    [
+        (ValueError("bad"), "name: error: bad", 1),
+        (FileNotFoundError(errno.ENOENT, "gone", "x"), "name: error: [Errno 2] gone: 'x'", 1),
+        (BrokenPipeError(errno.EPIPE, "a worker's"), "name: error: [Errno 32] a worker's", 1),
+        (Stopped("enough"), "name: enough", 1),
+        (KeyboardInterrupt(), "name: interrupted. Nothing was written.", 130),
+        (MemoryError(), "name: error: not enough memory: an allocation failed. Lower", 1),
+    ],
+)
+def test_one_line(error, line, code, capsys):
+    with pytest.raises(SystemExit) as end, one_line_errors("name", "Nothing was written."):
+        raise error
+    assert end.value.code == code
+    said = capsys.readouterr().err
+    assert said.startswith(line)
+    assert said.count("\n") == 1
+
+
+def test_a_defect_keeps_its_traceback():
+    with pytest.raises(RuntimeError, match="a defect"), one_line_errors("name", ""):
+        raise RuntimeError("a defect")
+
+
+def test_what_torch_and_numpy_say_about_memory():
+    import numpy as np
+    import torch
+
+    with pytest.raises(MemoryError) as numpys:
+        np.empty((10**9, 10**9), np.uint8)
+    with pytest.raises(RuntimeError) as torchs:
+        torch.empty(10**15)
+    assert str(memory_need(numpys.value)).startswith("Unable to allocate 888. PiB")
+    expected = "can't allocate memory: you tried to allocate 4000000000000000 bytes"
+    assert str(memory_need(torchs.value)).startswith(expected)
+    assert memory_need(RuntimeError("shapes cannot be multiplied")) is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "orig", "expected"),
+    [
+        (["vision/train_simclr.py", "--help"], ["python", "vision/train_simclr.py", "--help"],
+         "python vision/train_simclr.py"),
+        (["/bin/offsphere", "shards", "make", "--out=x"], ["python", "/bin/offsphere", "shards"],
+         "offsphere shards make"),
+        (["/x/offsphere/theory/simplex.py"], ["python", "-m", "theory.simplex"],
+         "python -m theory.simplex"),
+        (["vision/train_moco.py"], ["python", "-m", "pytest"], "python vision/train_moco.py"),
+    ],
+)  # fmt: skip
+def test_the_command_as_it_was_typed(argv, orig, expected, monkeypatch):
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(sys, "orig_argv", orig)
+    assert typed() == expected
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["vision/train_simclr.py", "--help"],
+        ["vision/eval_probe.py", "--help"],
+        ["-m", "offsphere.cli", "--help"],
+        ["-m", "offsphere.cli", "study", "--help"],
+        ["-m", "theory.simplex", "--help"],
+    ],
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_gone_ends_a_command_quietly(words, unbuffered):
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+    os.close(write)
+    assert ended.stderr == ""
+    forgiven = [0] if "study" in words else []  # argparse ignores it if nothing is buffered
+    assert ended.returncode in [NOBODY_LISTENS, *forgiven]
+
+
+def test_a_full_disk_behind_stdout_is_said():
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "offsphere.cli", "--help"],
+            cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert ended.returncode == 1
+    assert "[Errno 28] No space left" in ended.stderr
+    assert ended.stderr.count("\n") == 1

@@ -1,0 +1,325 @@
+"""A planted magnitude signal: the positive and the negative control of all other studies.
+
+    python theory/planted.py --carrier=norm
+    python theory/planted.py --carrier=angle --task=symmetric --counts=skewed --seed=3
+
+Trains encoders under every cell on a corpus whose relevance is carried by the norm, the angle, both
+or neither (`planted_world` has the model), and scores fresh documents and queries with each cell.
+
+The verdict does not compare cells, because cells also differ in how well they train. It asks
+whether one trained model ranks better with the documents' magnitudes than with the same magnitudes
+dealt out at random among the same documents. Where magnitude means nothing, fresh documents'
+magnitudes are exchangeable and the expected difference is exactly zero, however the model trained.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from offsphere.names import CELLS
+from theory.lab import LabSettings, main, run_lab
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    import torch
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from offsphere.cells import Cell
+    from theory.planted_world import Corpus, Encoders
+
+Metrics = dict[str, float | str]
+
+VERDICT_CELL = "qnorm"
+"""The cell whose model the verdict looks at: it keeps the magnitude of the documents alone."""
+ALPHA = 0.001
+"""Level of the verdict's one-sided test: strict, because a control that cries wolf is useless."""
+
+
+@dataclass(frozen=True)
+class Config(LabSettings):
+    """The sizes and strengths are ours."""
+
+    carrier: Literal["norm", "angle", "both", "neither"] = "both"
+    """What leads from a query to its document."""
+    task: Literal["asymmetric", "symmetric"] = "asymmetric"
+    """Queries and documents of two kinds, or two interchangeable views."""
+    counts: Literal["even", "skewed"] = "even"
+    """Every relevant document answers equally many queries, or a number that falls as 1/rank."""
+    cells: tuple[str, ...] = CELLS
+    """The cells to train; qnorm is needed for the verdict."""
+    relevant: int = 64
+    """Documents that are relevant to some query."""
+    distractors: int = 192
+    """Documents that are relevant to none."""
+    queries_each: int = 4
+    """Relevant queries per relevant document, on average."""
+    shift: float = 0.75
+    """By how much relevant documents exceed distractors in log-salience, where it carries."""
+    spread: float = 0.5
+    """Standard deviation of the log-salience, always."""
+    query_noise: float = 0.5
+    """Length of the noise that turns a query away from its document's direction of length 1."""
+    feature_noise: float = 0.1
+    """Standard deviation of the noise in each feature, before the salience."""
+    latent: int = 8
+    """Dimensions of the directions."""
+    features: int = 16
+    """Dimensions of what the encoders see."""
+    hidden: int = 64
+    """Hidden units of an encoder."""
+    width: int = 16
+    """Dimensions of an embedding."""
+    temperature: float = 0.2
+    """Cosine's temperature; the others are calibrated to the same spread of logits at the start."""
+    learning_rate: float = 0.003
+    """Adam's, for the encoders."""
+    free_learning_rate: float = 0.1
+    """Plain SGD's, for the free documents of the relevance counter."""
+    batch_size: int = 64
+    """Pairs in a batch."""
+    negatives: int = 64
+    """Further documents in a batch, drawn evenly from the corpus."""
+    steps: int = 150
+    """Training steps."""
+    worlds: int = 20
+    """Fresh corpora to score, each one replication of the paired differences."""
+    shuffles: int = 5
+    """Shuffles of the magnitudes in each fresh corpus, averaged."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if VERDICT_CELL not in self.cells:
+            raise ValueError(
+                f"Expected {VERDICT_CELL} among the cells, for the verdict, got {self.cells}."
+            )
+        at_least = {"relevant": 2, "queries_each": 1, "worlds": 2, "shuffles": 1, "steps": 1}
+        at_least |= {"negatives": 1, "batch_size": 2, "latent": 1, "hidden": 1, "width": 1}
+        for name, smallest in at_least.items():
+            got = getattr(self, name)
+            if got < smallest:
+                raise ValueError(f"Expected {name} of at least {smallest}, got {got}.")
+        for name in ("temperature", "learning_rate", "free_learning_rate", "spread"):
+            got = getattr(self, name)
+            if not 0 < got < math.inf:
+                raise ValueError(f"Expected a finite {name} above 0, got {got}.")
+        if self.latent > self.features:
+            raise ValueError(
+                f"Expected at least as many features as latent dimensions, got {self.features} "
+                f"and {self.latent}. Raise --features or lower --latent."
+            )
+
+
+class Gain(NamedTuple):
+    """A mean paired difference, its 95 % t-interval and the one-sided p-value of no gain."""
+
+    mean: float
+    low: float
+    high: float
+    p: float
+
+
+class HeldOut(NamedTuple):
+    """nDCG@10 on each fresh corpus, from one trained model scored in three ways."""
+
+    own: list[float]
+    """With its own cell."""
+    shuffled: list[float]
+    """With its own cell and shuffled magnitudes of the documents."""
+    discarded: list[float]
+    """With the norms of the document embeddings discarded."""
+    kept: list[float]
+    """With the norms of the document embeddings kept whole."""
+
+
+def run(config: Config) -> Metrics:
+    """Train every cell on one planted corpus; the metrics and the verdict `planted/detected`."""
+    return run_lab(config, "planted", lambda: measure(config))
+
+
+def measure(config: Config) -> tuple[Metrics, dict[str, Figure]]:
+    """The metrics and the figures."""
+    corpus, scored = train_and_score(config)
+    metrics = {
+        **{k: v for cell, found in scored.items() for k, v in _describe(cell, found).items()},
+        **_contrast(scored),
+        **verdict(config, scored[VERDICT_CELL]),
+    }
+    figures = {"cells": _draw_cells(config, scored, metrics)}
+    if config.counts == "skewed":
+        counted, figures["counter"] = relevance_counter(config, corpus)
+        metrics |= counted
+    return metrics, figures
+
+
+def train_and_score(config: Config) -> tuple[Corpus, dict[str, HeldOut]]:
+    """The training corpus, and each cell's scores on the same fresh corpora."""
+    from theory import planted_world as world
+
+    generator = world.stream(config.seed, "data")
+    mixing = world.draw_mixing(config, generator)
+    corpus = world.draw_corpus(config, mixing, generator)
+    fresh = [world.draw_corpus(config, mixing, generator) for _ in range(config.worlds)]
+    scored = {}
+    for cell in config.cells:
+        model = world.train_encoders(config, cell, corpus)
+        scored[cell] = score(*model, fresh, config, world.stream(config.seed, "shuffle"))
+    return corpus, scored
+
+
+def score(
+    encoders: Encoders,
+    cell: Cell,
+    corpora: Sequence[Corpus],
+    config: Config,
+    generator: torch.Generator,
+) -> HeldOut:
+    """A model's nDCG@10 on fresh corpora, with and without the documents' magnitudes."""
+    import torch
+
+    from offsphere.cells import Cell
+    from theory import planted_world as world
+
+    keep, discard = Cell("qnorm"), Cell("cosine")
+    rows = []
+    with torch.no_grad():
+        for corpus in corpora:
+            queries, documents = encoders.queries(corpus.queries), corpus.documents
+
+            def rank(
+                by: Cell, items: Tensor, corpus: Corpus = corpus, queries: Tensor = queries
+            ) -> float:
+                return world.ndcg(by.scores(queries, encoders.documents(items)), corpus.answer)
+
+            deals = [world.shuffle_salience(documents, generator) for _ in range(config.shuffles)]
+            shuffled = sum(rank(cell, deal) for deal in deals) / len(deals)
+            others = rank(discard, documents), rank(keep, documents)
+            rows.append((rank(cell, documents), shuffled, *others))
+    return HeldOut(*(list(column) for column in zip(*rows, strict=True)))
+
+
+def paired_gain(better: Sequence[float], worse: Sequence[float]) -> Gain:
+    """How much `better` exceeds `worse`, pair by pair, by a t-test on the differences."""
+    import numpy as np
+    from scipy import stats
+
+    differences = np.subtract(better, worse)
+    mean, error = float(differences.mean()), float(stats.sem(differences))
+    if error == 0:
+        return Gain(mean, mean, mean, 0.0 if mean > 0 else 1.0)
+    low, high = stats.t.interval(0.95, len(differences) - 1, mean, error)
+    p = stats.t.sf(mean / error, len(differences) - 1)
+    return Gain(mean, float(low), float(high), float(p))
+
+
+def verdict(config: Config, held_out: HeldOut) -> Metrics:
+    """Does magnitude carry relevance? 1 or 0, what was planted, and the p-value."""
+    p = paired_gain(held_out.own, held_out.shuffled).p
+    return {
+        "planted/expected": float(config.carrier in ("norm", "both")),
+        "planted/detected": float(p < ALPHA),
+        "planted/p": p,
+    }
+
+
+def relevance_counter(config: Config, corpus: Corpus) -> tuple[Metrics, Figure]:
+    """Do documents that answer many queries grow long? ("Beyond the Unit Hypersphere", App. T.2)
+
+    Rank correlation cannot tell the cells apart: where the documents are normalised, each step at
+    a right angle lengthens them a little too. The slope of log-norm on log-count can.
+    """
+    import numpy as np
+    from scipy import stats
+
+    from theory import planted_world as world
+
+    counts = corpus.counts[: config.relevant].numpy()
+    metrics, norms = {}, {}
+    for cell in config.cells:
+        norms[cell] = world.train_free_documents(config, cell, corpus)[: config.relevant].numpy()
+        slope, _ = np.polyfit(np.log(counts), np.log(norms[cell]), 1)
+        metrics[f"{cell}/counter_slope"] = float(slope)
+        correlation = stats.spearmanr(counts, norms[cell]).statistic  # pyright: ignore
+        metrics[f"{cell}/counter_correlation"] = float(correlation)
+    return metrics, _draw_counter(counts, norms)
+
+
+def _describe(cell: str, found: HeldOut) -> Metrics:
+    import numpy as np
+
+    gain = paired_gain(found.own, found.shuffled)
+    return {
+        f"{cell}/ndcg@10": float(np.mean(found.own)),
+        f"{cell}/ndcg@10_shuffled": float(np.mean(found.shuffled)),
+        f"{cell}/gain": gain.mean,
+        f"{cell}/gain_low": gain.low,
+        f"{cell}/gain_high": gain.high,
+        f"{cell}/keep_minus_discard": paired_gain(found.kept, found.discarded).mean,
+    }
+
+
+def _contrast(scored: dict[str, HeldOut]) -> Metrics:
+    """The difference between two cells: descriptive, since they also train differently."""
+    if "cosine" not in scored:
+        return {}
+    gain = paired_gain(scored[VERDICT_CELL].own, scored["cosine"].own)
+    name = f"contrast/{VERDICT_CELL}_minus_cosine"
+    return {name: gain.mean, f"{name}_low": gain.low, f"{name}_high": gain.high}
+
+
+def _draw_cells(config: Config, scored: dict[str, HeldOut], metrics: Metrics) -> Figure:
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    axes = figure.subplots()
+    places = np.arange(len(scored))
+    ways = {
+        "own": "its own cell",
+        "shuffled": "magnitudes shuffled",
+        "discarded": "norms discarded",
+    }
+    for offset, (way, label) in zip((-0.27, 0, 0.27), ways.items(), strict=True):
+        values = [getattr(found, way) for found in scored.values()]
+        errors = [_half_interval(v) for v in values]
+        axes.bar(places + offset, np.mean(values, 1), 0.25, yerr=errors, capsize=2, label=label)
+    axes.set_xticks(places, list(scored))
+    axes.set_ylabel("held-out nDCG@10, 95 % t-interval")
+    found = "detected" if metrics["planted/detected"] else "not detected"
+    axes.set_title(
+        f"Relevance carried by {config.carrier}, {config.task}, {config.counts} counts: "
+        f"magnitude signal {found}"
+    )
+    figure.legend(title="scored with", fontsize="small", loc="outside right upper")
+    return figure
+
+
+def _half_interval(values: Sequence[float]) -> float:
+    return (gain := paired_gain(values, [0.0] * len(values))).high - gain.mean
+
+
+def _draw_counter(counts: np.ndarray, norms: dict[str, np.ndarray]) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for cell, values in norms.items():
+        axes.plot(counts, values, "o", ms=4, alpha=0.6, label=cell)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:.2g}")
+    axes.set_xlabel("relevant queries of a document")
+    axes.set_ylabel("norm of its free vector, from 1")
+    axes.set_title("The relevance counter")
+    axes.legend(fontsize="small")
+    return figure
+
+
+if __name__ == "__main__":
+    main(Config, run, __doc__)
