@@ -16,7 +16,7 @@ from torch import Tensor
 
 from crossmodal.audit_measures import Estimate, clustered_mean, reference_half
 from crossmodal.benchmark import LEVEL
-from crossmodal.features import PROMPTS, load_templates
+from crossmodal.templates import PROMPTS, load_templates
 from offsphere.evaluation.geometry import unit
 
 if TYPE_CHECKING:

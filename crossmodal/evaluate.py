@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from crossmodal.captions import EMOJI_STYLES, Captioned
-from crossmodal.features import load_templates, prompts_of
 from crossmodal.frozen import frozen_features
 from crossmodal.settings import ClipSettings
+from crossmodal.templates import load_templates, prompts_of
 from offsphere.encoders.clip import ClipTowers
 from offsphere.evaluation import retrieval, zero_shot
 from offsphere.evaluation.geometry import (
@@ -26,8 +26,6 @@ from offsphere.run.progress import track
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
-
-    from crossmodal.experiment import Splits
 
 CHUNK = 256
 NEIGHBOURS = 10
@@ -47,30 +45,37 @@ class Embedded(NamedTuple):
 class Evaluator:
     """Called with towers, gives named numbers; the last call's per-example `outcomes` stay."""
 
-    def __init__(self, splits: Splits, settings: ClipSettings) -> None:
-        self.splits, self.settings = splits, settings
+    def __init__(
+        self,
+        settings: ClipSettings,
+        test: Captioned,
+        distractors: Captioned | None = None,
+        style: Captioned | None = None,
+    ) -> None:
+        self.settings = settings
+        self.test, self.distractors, self.style = test, distractors, style
         self.outcomes: dict[str, Tensor] = {}
         self.embedded: Embedded | None = None
         self.judged = None
         if settings.judgements is not None:
-            self.judged = read_judgements(Path(settings.judgements), splits.test)
+            self.judged = read_judgements(Path(settings.judgements), test)
 
     def __call__(self, towers: ClipTowers, exponents: tuple[float, float]) -> dict[str, float]:
         """Metrics on the test data, scored with these exponents and with every corner cell."""
         training = towers.training
         towers.eval()
-        test = embed(towers, self.splits.test)
+        test = embed(towers, self.test)
         self.embedded, self.outcomes = test, {}
         metrics = self._retrieval(test, exponents)
-        metrics |= self._classes(towers, self.splits.test, test.images, exponents, "test")
+        metrics |= self._classes(towers, self.test, test.images, exponents, "test")
         metrics |= self._magnitude(test, exponents)
-        if self.splits.distractors is not None:
-            metrics |= _against(embed(towers, self.splits.distractors), test)
-        if self.splits.style is not None:
-            style = embed(towers, self.splits.style)
+        if self.distractors is not None:
+            metrics |= _against(embed(towers, self.distractors), test)
+        if self.style is not None:
+            style = embed(towers, self.style)
             found = retrieval.pair_retrieval(*style, exponents)
             metrics |= {f"style/{name}": value for name, value in found.metrics.items()}
-            metrics |= self._classes(towers, self.splits.style, style.images, exponents, "style")
+            metrics |= self._classes(towers, self.style, style.images, exponents, "style")
         if self.judged is not None:
             metrics |= judgements(self.judged, test, exponents)
         towers.train(training)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import open_clip
 import torch
@@ -33,8 +32,6 @@ from offsphere.training.run import (
     Experiment,
     eval_exponents,
     objective_of,
-    read_run,
-    read_weights,
     train_run,
 )
 from offsphere.training.settings import steps_of
@@ -288,7 +285,7 @@ def train(settings: ClipSettings, script: str) -> dict[str, object]:
         steps_of(settings, population)
         look = random_look(towers(), settings)
         method = Clip(towers(), build_objective(settings, population), look, settings)
-        evaluator = Evaluator(splits(), settings)
+        evaluator = Evaluator(settings, splits().test, splits().distractors, splits().style)
         on_validation = settings.eval_split == "validation"
         held_out = splits().test if on_validation else splits().distractors
 
@@ -316,33 +313,3 @@ def train(settings: ClipSettings, script: str) -> dict[str, object]:
         return Experiment(method, batches, population, evaluate, files, chooses)
 
     return train_run(settings, script, describe, experiment)
-
-
-class Trained(NamedTuple):
-    """The towers of a run, ready to be measured."""
-
-    towers: ClipTowers
-    settings: ClipSettings
-    exponents: tuple[float, float]
-    """Those of the training cell as they stand, learned or fixed."""
-    fingerprint: str
-    """Of the weights and of how pictures come in."""
-
-
-def load_run(path: Path) -> Trained:
-    """The towers of a run of train_clip.py, finished or cut."""
-    from crossmodal.subjects import fingerprint
-    from crossmodal.train_clip import Config
-
-    folder, settings = read_run(path, {"train_clip": Config})
-    weights = read_weights(folder, settings, "towers", "crossmodal/train_clip.py")
-    towers = build_towers(settings, load_pretrained=False)
-    try:
-        towers.load_state_dict(weights.tensors)
-    except RuntimeError as error:
-        raise ValueError(f"The weights of {path} do not fit its config.yaml: {error}") from None
-    facts = [settings.model, towers.image_size, towers.mean, towers.std]
-    if towers.frozen is not None:
-        facts.append(towers.frozen.fingerprint())
-    towers.eval()
-    return Trained(towers, settings, weights.exponents, fingerprint(towers, facts))

@@ -43,7 +43,7 @@ def run(config: Config) -> Path:
     import torch
     from safetensors.torch import save
 
-    from crossmodal.experiment import load_run
+    from crossmodal.subjects import load_run
     from offsphere.encoders.clip import registered_name
     from offsphere.training.checkpoint import load_checkpoint
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from crossmodal.captions import EMOJI_STYLES, Captioned, load_captions
 from crossmodal.subjects import Subject
+from crossmodal.templates import load_templates, prompts_of
 from offsphere.data.pictures import DECODING_ERRORS, MEMORY_LIMIT, Listing, decode
 from offsphere.data.shards import existing, index_shard, is_streamed, key_and_suffix
 from offsphere.encoders.store import Store
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 Task = Literal["zeroshot_retrieval", "zeroshot_classification"]
 RETRIEVAL, CLASSIFICATION = "zeroshot_retrieval", "zeroshot_classification"
 CLIP_BENCHMARK = "clip-benchmark:"
-PROMPTS = Path(__file__).parent / "prompts"
 EMOJI_SIDE = 72
 # What turns a file into pixels; another version may give other pixels.
 DECODERS = ("pillow", "torchvision", "torch")
@@ -184,23 +184,6 @@ def read_embeddings(file: Path) -> dict[Task, Features]:
     return found
 
 
-def load_templates(name: str) -> tuple[str, ...]:
-    """The templates of a file, or of a name in crossmodal/prompts: one per line, {c} the class."""
-    file = Path(name) if Path(name).suffix else PROMPTS / f"{name}.txt"
-    if not file.is_file():
-        names = [path.stem for path in PROMPTS.glob("*.txt")]
-        raise unknown("prompt templates", name, (*sorted(names), "a FILE.txt"))
-    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    templates = tuple(line for line in lines if line)
-    wrong = [line for line in templates if line.count("{c}") != 1]
-    if wrong or not templates:
-        raise ValueError(
-            f"{file}: expected one template per line with {{c}} for the class name, got "
-            f"{wrong[0] if wrong else 'an empty file'!r}."
-        )
-    return templates
-
-
 def _pairs(captioned: Captioned, data: str, subject: Subject, reading: Reading) -> Examples:
     """Retrieval; of emoji by their names alone, because keywords and groups fit many pictures."""
     captions = [
@@ -243,15 +226,6 @@ def _fingerprint(captioned: Captioned) -> str:
     facts = [(str(file.absolute()), *_size_and_time(file)) for file in files]
     text = json.dumps([captioned.fingerprint, captioned.image_size, facts])
     return hashlib.blake2b(text.encode()).hexdigest()
-
-
-def prompts_of(
-    classes: Sequence[str], templates: Sequence[str] | dict[str, Sequence[str]]
-) -> tuple[tuple[str, ...], ...]:
-    """The texts of each class: the templates filled in, or its own if they are given by class."""
-    if isinstance(templates, dict):
-        return tuple(tuple(templates[name]) for name in classes)
-    return tuple(tuple(t.replace("{c}", name) for t in templates) for name in classes)
 
 
 def _batches(captioned: Captioned, subject: Subject, size: int) -> Iterator[Batch]:

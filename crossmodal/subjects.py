@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from crossmodal.captions import EMOJI_STYLES
-from crossmodal.settings import MODELS
-from offsphere.encoders.clip import registered_name
-from offsphere.encoders.weights import ignore_pickle_warnings, why
+from crossmodal.experiment import build_towers
+from crossmodal.settings import MODELS, ClipSettings
+from crossmodal.train_clip import Config
+from offsphere.encoders.clip import ClipTowers, registered_name
+from offsphere.encoders.weights import fingerprint, ignore_pickle_warnings, why
 from offsphere.evaluation.retrieval import Exponents
 from offsphere.names import unknown
 from offsphere.run.progress import track
+from offsphere.training.run import read_run, read_weights
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from PIL.Image import Image
-
-    from crossmodal.settings import ClipSettings
 
 EMOJI_CLASSES = ("group", "subgroup")
 TEXTS_AT_ONCE = 256
@@ -77,10 +76,35 @@ class Subject:
         return torch.cat(parts)
 
 
+class Trained(NamedTuple):
+    """The towers of a run, ready to be measured."""
+
+    towers: ClipTowers
+    settings: ClipSettings
+    exponents: tuple[float, float]
+    """Those of the training cell as they stand, learned or fixed."""
+    fingerprint: str
+    """Of the weights and of how pictures come in."""
+
+
+def load_run(path: Path) -> Trained:
+    """The towers of a run of train_clip.py, finished or cut."""
+    folder, settings = read_run(path, {"train_clip": Config})
+    weights = read_weights(folder, settings, "towers", "crossmodal/train_clip.py")
+    towers = build_towers(settings, load_pretrained=False)
+    try:
+        towers.load_state_dict(weights.tensors)
+    except RuntimeError as error:
+        raise ValueError(f"The weights of {path} do not fit its config.yaml: {error}") from None
+    facts = [settings.model, towers.image_size, towers.mean, towers.std]
+    if towers.frozen is not None:
+        facts.append(towers.frozen.fingerprint())
+    towers.eval()
+    return Trained(towers, settings, weights.exponents, fingerprint(towers, facts))
+
+
 def from_run(folder: Path, device: torch.device) -> Subject:
     """The towers of a run of this lane, scored with the cell it was trained with."""
-    from crossmodal.experiment import load_run
-
     trained = load_run(folder)
     data, split = _measured(trained.settings)
     towers = trained.towers.to(device).eval()
@@ -144,15 +168,6 @@ def from_open_clip(name: str, pretrained: str | None, device: torch.device) -> S
         image_tower=functools.partial(model.encode_image, normalize=False),
         text_tower=functools.partial(model.encode_text, normalize=False),
     )
-
-
-def fingerprint(model: nn.Module, facts: Any) -> str:
-    """A hash of a model's weights and of what else decides its outputs."""
-    digest = hashlib.blake2b(json.dumps(facts, default=str).encode(), digest_size=16)
-    for key, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _checked_pretrained(name: str, pretrained: str | None) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import pickle
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 
 def read_tensors(path: Path) -> Any:
@@ -22,6 +25,15 @@ def read_tensors(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # on a file that holds no weights, unpickling raises anything at all
         raise ValueError(f"Cannot read weights from {path}: {why(error)}.") from None
+
+
+def fingerprint(model: nn.Module, facts: Any) -> str:
+    """A hash of a model's weights and of what else decides its outputs."""
+    digest = hashlib.blake2b(json.dumps(facts, default=str).encode(), digest_size=16)
+    for key, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def ignore_pickle_warnings() -> None:

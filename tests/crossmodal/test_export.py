@@ -16,7 +16,7 @@ from torchvision.transforms.v2.functional import to_pil_image
 
 from crossmodal import benchmark, export
 from crossmodal.captions import load_captions
-from crossmodal.experiment import load_run
+from crossmodal.subjects import load_run
 from crossmodal.train_clip import Config, run
 
 

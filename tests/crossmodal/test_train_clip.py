@@ -13,9 +13,10 @@ from scipy.stats import spearmanr
 
 from crossmodal import evaluate, experiment
 from crossmodal.captions import Captioned
-from crossmodal.experiment import build_objective, build_towers, load_run, random_look
+from crossmodal.experiment import build_objective, build_towers, random_look
 from crossmodal.methods import Clip, Pairs
 from crossmodal.settings import MODELS
+from crossmodal.subjects import load_run
 from crossmodal.train_clip import Config, run
 from offsphere.cells import CELLS, Cell
 from offsphere.encoders.clip import clip_towers, registered_name
