@@ -1,0 +1,118 @@
+"""One chart engine: a Vega-Lite chart is defined once, for the page and for the paper.
+
+A chart is Vega-Lite's own JSON, as a dictionary: the browser draws it live, vl-convert draws the
+same as SVG, PNG and PDF. It names its colours as the page's style does, `var(--blue)`, so it
+follows the page's theme without being drawn again; a paper figure has the light ones. Data are
+columns with a name, which the charts of a part share. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from offsphere.page.looks import COLOURS, Look
+from offsphere.page.numbers import short
+from offsphere.run.files import atomic_write
+
+Chart = dict[str, Any]
+Columns = Mapping[str, Sequence[Any]]
+Datasets = Mapping[str, Columns]
+FONT = "Inter, system-ui, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
+TEXT = {"labelColor": "var(--muted)", "titleColor": "var(--muted)", "labelFontSize": 11}
+CONFIG: dict[str, Any] = {
+    "background": "transparent",
+    "font": FONT,
+    "view": {"stroke": None},
+    "axis": {
+        **TEXT,
+        "titleFontWeight": "normal",
+        "titleFontSize": 11,
+        "gridColor": "var(--grid)",
+        "domainColor": "var(--edge)",
+        "tickColor": "var(--edge)",
+        "labelLimit": 170,
+        "aria": False,
+    },
+    "axisX": {"tickCount": 5, "labelOverlap": True},
+    "legend": {
+        **TEXT,
+        "orient": "bottom",
+        "title": None,
+        "labelLimit": 260,
+        "columns": 4,
+        "aria": False,
+    },
+    "header": {"labelColor": "var(--ink)", "labelFontWeight": "bold", "title": None},
+    "title": {
+        "color": "var(--ink)",
+        "fontSize": 12,
+        "anchor": "start",
+        "subtitleColor": "var(--muted)",
+    },
+    "text": {"color": "var(--ink)"},
+    "rule": {"color": "var(--muted)"},
+    "point": {"filled": True, "size": 60, "opacity": 1},
+    "concat": {"spacing": 24},
+}
+PAINT = re.compile(r"var\(--([a-z]+)\)")
+DPI = 160
+
+
+def columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Rows as columns, each number with the digits that a page carries."""
+    found = list(rows)
+    names = dict.fromkeys(name for row in found for name in row)
+    return {name: [_plain(row.get(name)) for row in found] for name in names}
+
+
+def scales(names: Sequence[str], looks: Sequence[Look]) -> tuple[Chart, Chart]:
+    """The colours and the shapes of named levels."""
+    colours = {"domain": list(names), "range": [look.paint for look in looks]}
+    return colours, {"domain": list(names), "range": [look.shape for look in looks]}
+
+
+def for_page(chart: Chart) -> Chart:
+    """The chart as a page's store has it: as wide as its place, its data given by name."""
+    fit = {"type": "fit-x", "contains": "padding"}
+    return {**chart, "width": "container", "autosize": fit, "config": CONFIG}
+
+
+def drawn(chart: Chart, datasets: Datasets) -> str:
+    """The chart as SVG that a page can carry as it is, in the page's colours."""
+    import vl_convert  # pyright: ignore[reportMissingImports]
+
+    spec = {**chart, "config": CONFIG, "datasets": _rows(datasets)}
+    return vl_convert.vegalite_to_svg(json.dumps(spec))
+
+
+def write_figure(chart: Chart, datasets: Datasets, stem: Path) -> list[Path]:
+    """The chart as PDF, PNG and SVG, light, with the same bytes for the same data."""
+    import vl_convert  # pyright: ignore[reportMissingImports]
+
+    svg = PAINT.sub(lambda found: COLOURS[found[1]][0], drawn(chart, datasets))
+    forms = {
+        "svg": svg.encode(),
+        "png": vl_convert.svg_to_png(svg, scale=DPI / 72, ppi=DPI),
+        "pdf": vl_convert.svg_to_pdf(svg),
+    }
+    paths = [stem.with_name(f"{stem.name}.{form}") for form in forms]
+    for path, content in zip(paths, forms.values(), strict=True):
+        atomic_write(path, lambda file, content=content: file.write(content))
+    return paths
+
+
+def _rows(datasets: Datasets) -> dict[str, list[dict[str, Any]]]:
+    return {
+        name: [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+        for name, found in datasets.items()
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return short(value)
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
