@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from offsphere.analysis.digest import Study
 from offsphere.analysis.markup import Html, element, seed_count
-from offsphere.analysis.panels import Measure, Metric, Panel
+from offsphere.analysis.panels import Metric, Panel
 from offsphere.analysis.words import listed, mean_and_interval, plain, spoken, words_of
+from offsphere.estimate import Estimate
 
 MOST = 6
 """Sentences that stand open; the rest is folded."""
@@ -52,15 +53,15 @@ def sentence(panel: Panel, context: int) -> str:
     base = next((i for i in places if panel.conditions[i].level == panel.baseline), None)
     if base is None:
         return f"No run of {_level(panel, panel.baseline or 0)}, with which others are compared."
-    changes = {i: d for i in places if (d := metric.difference[i]) and math.isfinite(d.mean)}
+    changes = {i: d for i in places if (d := metric.difference[i]) and math.isfinite(d.value)}
     if not changes:
         return f"No seed has a result for both {_name(panel, base)} and another."
     shown = {i: d for i, d in changes.items() if d.low > 0 or d.high < 0}
     others = {i: d for i, d in changes.items() if i not in shown}
     told = [
-        f"{_name(panel, i)} is {'above' if d.mean > 0 else 'below'} {_name(panel, base)}: "
+        f"{_name(panel, i)} is {'above' if d.value > 0 else 'below'} {_name(panel, base)}: "
         f"{mean_and_interval(d, metric.decimals, signed=True)}{words.unit}, {seed_count(d.n)}"
-        for i, d in sorted(shown.items(), key=lambda item: -abs(item[1].mean))
+        for i, d in sorted(shown.items(), key=lambda item: -abs(item[1].value))
     ]
     if others:
         told.append(_not_shown(panel, metric, base, others, words.unit))
@@ -68,11 +69,11 @@ def sentence(panel: Panel, context: int) -> str:
 
 
 def _not_shown(
-    panel: Panel, metric: Metric, base: int, others: dict[int, Measure], unit: str
+    panel: Panel, metric: Metric, base: int, others: dict[int, Estimate], unit: str
 ) -> str:
     """Which differences the seeds do not show, the largest of them, and what they would show."""
     names = listed([_name(panel, i) for i in others])
-    largest = max(others, key=lambda i: abs(others[i].mean))
+    largest = max(others, key=lambda i: abs(others[i].value))
     found = others[largest]
     said = f"{mean_and_interval(found, metric.decimals, signed=True)}{unit}"
     if len(others) > 1:

@@ -9,7 +9,8 @@ from typing import Any
 
 from offsphere.analysis.digest import Comparison
 from offsphere.analysis.markup import Html, shortened
-from offsphere.analysis.panels import Measure, Metric, Panel, Square
+from offsphere.analysis.panels import Metric, Panel, Square
+from offsphere.estimate import Estimate
 from offsphere.names import CELLS
 
 SHAPES = ("circle", "triangle", "wedge", "square", "diamond")
@@ -89,7 +90,7 @@ def comparison_data(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
             "source": found.source,
             "metric": found.metric,
             "cell": found.cell,
-            **{key: short(getattr(found.ratio, key)) for key in ("mean", "low", "high")},
+            **{key: column[0] for key, column in _columns([found.ratio]).items()},
             "n": found.ratio.n,
         }
         for found in comparisons
@@ -118,7 +119,7 @@ def all_short(values: Iterable[float]) -> list[float | None]:
 
 
 def _metric_data(metric: Metric) -> dict[str, Any]:
-    empty = Measure(math.nan, math.nan, math.nan, 0)
+    empty = Estimate(math.nan, math.nan, math.nan, 0)
     return {
         "decimals": metric.decimals,
         **_columns(metric.summary),
@@ -136,7 +137,7 @@ def _metric_data(metric: Metric) -> dict[str, Any]:
         else [[short(x.low), short(x.high)] if x else [None, None] for x in metric.crossed],
         "squares": {
             str(context): {
-                name: [short(x) for x in effect]
+                name: [short(effect.value), short(effect.low), short(effect.high), effect.n]
                 for name, effect in zip(Square._fields, square, strict=True)
             }
             for context, square in metric.squares.items()
@@ -144,5 +145,6 @@ def _metric_data(metric: Metric) -> dict[str, Any]:
     }
 
 
-def _columns(found: Sequence[Measure]) -> dict[str, list[float | None]]:
-    return {key: [short(getattr(x, key)) for x in found] for key in ("mean", "low", "high")}
+def _columns(found: Sequence[Estimate]) -> dict[str, list[float | None]]:
+    columns = {"mean": "value", "low": "low", "high": "high"}
+    return {key: [short(getattr(x, name)) for x in found] for key, name in columns.items()}

@@ -35,7 +35,7 @@ from offsphere.analysis.measuring import (
 )
 from offsphere.analysis.panels import steps_text
 from offsphere.analysis.pictures import figures_by_claim
-from offsphere.analysis.stats import Estimate, holm
+from offsphere.analysis.stats import OverSeeds, holm
 from offsphere.analysis.tables import NO_FLOOR, AtFloor, at_floor, examples_by_run, runs_table
 from offsphere.analysis.tasks import outcomes_of
 from offsphere.analysis.verdicts import claim_p, verdict
@@ -60,7 +60,7 @@ class Verdict:
     """A word of `verdicts` (primary); measured (descriptive); verified, failed (exact); not run,
     incomplete, running, unmatched, not testable here (any)."""
     sentence: str
-    measured: Estimate | None = None
+    measured: OverSeeds | None = None
     holds: bool | None = None
     """Whether what was expected is there; None: not known, or nothing was expected."""
     p_adjusted: float | None = None
@@ -72,7 +72,7 @@ class Verdict:
     """Of the runs that it rests on."""
     steps: tuple[int, int] | None = None
     """The fewest and the most optimiser steps of those runs."""
-    by_training: Estimate | None = None
+    by_training: OverSeeds | None = None
     """The contrast of trained minus untrained, where the arms differ before training."""
 
 
@@ -212,8 +212,8 @@ def _measured_verdict(claim: Claim, runs: pd.DataFrame, examples: Examples) -> V
 
 
 def _by_training(
-    claim: Claim, runs: pd.DataFrame, examples: Examples, measured: Estimate
-) -> Estimate | None:
+    claim: Claim, runs: pd.DataFrame, examples: Examples, measured: OverSeeds
+) -> OverSeeds | None:
     """The claim's contrast of trained minus untrained, unless the arms start alike."""
     if claim.effect is None or len(claim.terms) > 1 or claim.correlate is not None:
         return None
@@ -225,7 +225,7 @@ def _by_training(
         found = measure(replace(claim, metric=f"{metric} - {twin}"), runs, examples)
     except Unmatched:
         return None
-    return None if math.isclose(found.mean, measured.mean, abs_tol=1e-9) else found
+    return None if math.isclose(found.value, measured.value, abs_tol=1e-9) else found
 
 
 def _with_primary_verdicts(lines: Sequence[Verdict], heading: str | None) -> list[Verdict]:
@@ -301,9 +301,9 @@ def _columns(line: Verdict) -> tuple[str, ...]:
     return claim.id, claim.kind, word, _size(claim, measured), rests_on(line), published
 
 
-def _size(claim: Claim, measured: Estimate) -> str:
+def _size(claim: Claim, measured: OverSeeds) -> str:
     unit = "log ratio " if claim.transform == "log" else "Fisher's z " * bool(claim.correlate)
-    return f"{unit}{measured.mean:+.4g} [{measured.low:+.4g}, {measured.high:+.4g}]"
+    return f"{unit}{measured.value:+.4g} [{measured.low:+.4g}, {measured.high:+.4g}]"
 
 
 def rests_on(line: Verdict) -> str:

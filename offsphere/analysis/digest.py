@@ -15,7 +15,6 @@ import numpy as np
 
 from offsphere.analysis.foreign import check_seeds, read_json, text_in, tuning_choices
 from offsphere.analysis.panels import (
-    Measure,
     Panel,
     Steps,
     all_steps,
@@ -36,6 +35,7 @@ from offsphere.analysis.tables import (
     runs_table,
 )
 from offsphere.analysis.tasks import outcomes_of
+from offsphere.estimate import Estimate
 from offsphere.run import safe_yaml
 from offsphere.share import CONFIGS
 
@@ -87,7 +87,7 @@ class Comparison(NamedTuple):
     """ours, or the paper."""
     metric: str
     cell: str
-    ratio: Measure
+    ratio: Estimate
     runs: frozenset[str] = frozenset()
     """Ours: the cell's."""
     steps: Steps = None
@@ -248,14 +248,14 @@ def published_comparisons() -> list[Comparison]:
             for cell, value in by_cell.items():
                 if cell not in (None, "cosine"):
                     ratio = math.log(value / by_cell["cosine"])
-                    exact = Measure(ratio, math.nan, math.nan, 0)
+                    exact = Estimate(ratio, math.nan, math.nan, 0)
                     found.append(
                         Comparison(kind, task, place, encoder, source, metric, cell, exact)
                     )
     return found
 
 
-def _log_ratios(by_cell: Mapping[str | None, Array]) -> list[tuple[str, Measure]]:
+def _log_ratios(by_cell: Mapping[str | None, Array]) -> list[tuple[str, Estimate]]:
     cosine = by_cell.get("cosine")
     if cosine is None:
         return []

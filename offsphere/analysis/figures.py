@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from offsphere.analysis.digest import Study
 from offsphere.analysis.panels import (
     Histogram,
-    Measure,
     Metric,
     Panel,
     all_steps,
     file_name,
     steps_text,
 )
-from offsphere.analysis.words import plain, scaled, spoken, words_of
+from offsphere.analysis.words import plain, spoken, words_of
+from offsphere.estimate import Estimate
 from offsphere.run.files import atomic_write
 from offsphere.run.progress import track
 
@@ -136,12 +136,12 @@ def draw_square(panel: Panel) -> Figure | None:
     for axis, context in zip(axes, metric.squares, strict=True):
         cells = [[levels["cosine"], levels["qnorm"]], [levels["dnorm"], levels["dot"]]]
         found = [[metric.summary[_place(panel, context, x)] for x in row] for row in cells]
-        means = [[x.mean for x in row] for row in found]
+        means = [[x.value for x in row] for row in found]
         axis.imshow(means, cmap=_tints(), interpolation="nearest")
         for i, row in enumerate(found):
             for j, x in enumerate(row):
                 ends = f"[{x.low:.{metric.decimals}f}, {x.high:.{metric.decimals}f}]"
-                text = f"{panel.levels[cells[i][j]]}\n{x.mean:.{metric.decimals}f}\n{ends}"
+                text = f"{panel.levels[cells[i][j]]}\n{x.value:.{metric.decimals}f}\n{ends}"
                 axis.text(j, i, text, ha="center", va="center", fontsize=8)
         axis.set_xticks([0, 1], ["right discarded", "right kept"])
         axis.set_yticks([0, 1], ["left\ndiscarded", "left\nkept"])
@@ -155,7 +155,7 @@ def draw_along(panel: Panel) -> Figure | None:
     if panel.along is None:
         return None
     own, words = _own(panel), words_of(str(panel.primary))
-    columns: list[tuple[str, Sequence[Measure | None]]] = [(own.name, own.summary)]
+    columns: list[tuple[str, Sequence[Estimate | None]]] = [(own.name, own.summary)]
     if not panel.along.of_levels:
         columns.append((f"gain{words.unit and ' in' + words.unit}, {words.text}", own.difference))
     if (variance := panel.metrics.get(VARIANCE)) is not None:
@@ -198,8 +198,8 @@ def draw_curves(panel: Panel) -> Figure | None:
             if condition.context != context:
                 continue
             colour, _ = _look(panel, condition.level)
-            points = [scaled(point, words.scale) for point in line.points]
-            axis.plot(line.x, [p.mean for p in points], color=colour)
+            points = [point.times(words.scale) for point in line.points]
+            axis.plot(line.x, [p.value for p in points], color=colour)
             low, high = ([getattr(p, end) for p in points] for end in ("low", "high"))
             axis.fill_between(line.x, low, high, color=colour, alpha=0.15, linewidth=0)
         axis.set_title(plain(panel.contexts[context]) or words.titled)
@@ -236,7 +236,7 @@ def draw_heat_maps(panel: Panel) -> Figure | None:
     axes = _row_of_axes(len(panel.heat_maps), 2.4)
     for axis, found in zip(axes, panel.heat_maps, strict=True):
         rows, words = sorted(found.rows), words_of(found.metric)
-        values = [[x.mean * words.scale for x in found.rows[level]] for level in rows]
+        values = [[x.value * words.scale for x in found.rows[level]] for level in rows]
         decimals = 3 if words.scale == 1 else 1
         axis.imshow(values, cmap=_tints(), aspect="auto", interpolation="nearest")
         for i, row in enumerate(values):
@@ -314,18 +314,18 @@ def _places(panel: Panel, pairs: Iterable[tuple[int, int]]) -> list[int | None]:
     return [panel.condition(context, level) for context, level in pairs]
 
 
-def _whisker(axis: Axes, found: Measure, row: float, look: tuple[str, str]) -> None:
+def _whisker(axis: Axes, found: Estimate, row: float, look: tuple[str, str]) -> None:
     colour, marker = look
     if math.isfinite(found.low) and math.isfinite(found.high):
         axis.plot([found.low, found.high], [row, row], color=colour, linewidth=1.6)
-    axis.plot([found.mean], [row], color=colour, marker=marker, markersize=5)
+    axis.plot([found.value], [row], color=colour, marker=marker, markersize=5)
 
 
-def _line(axis: Axes, points: Sequence[tuple[int, Measure]], look: tuple[str, str]) -> None:
+def _line(axis: Axes, points: Sequence[tuple[int, Estimate]], look: tuple[str, str]) -> None:
     colour, marker = look
     if not points:
         return
-    x, means = [i for i, _ in points], [found.mean for _, found in points]
+    x, means = [i for i, _ in points], [found.value for _, found in points]
     axis.plot(x, means, color=colour, marker=marker, linewidth=1.2, markersize=5)
     for i, found in points:
         if math.isfinite(found.low) and math.isfinite(found.high):

@@ -80,7 +80,7 @@ def _above_untrained(
         if len(sizes) == 1:
             mean = np.mean([x for x in kept if x is not None], axis=0)
             error = math.hypot(error, math.sqrt(2 * float(mean.var(ddof=1)) / len(mean)))
-    return found.mean, error
+    return found.value, error
 
 
 def _manipulation(claim: Claim, gate: Gate, runs: pd.DataFrame, examples: Examples) -> str | None:
@@ -110,7 +110,7 @@ def _assay(claim: Claim, gate: Gate, runs: pd.DataFrame, examples: Examples) -> 
     side = "above" if gate.expect == "greater" else "below"
     contrasts = [f"{x.column} {_spelt(x)}" for x in (gate.effect, gate.interaction) if x]
     return (
-        f"{', '.join(contrasts)} in {plain.metric} {found.mean:+.3g} [{found.low:+.3g}, "
+        f"{', '.join(contrasts)} in {plain.metric} {found.value:+.3g} [{found.low:+.3g}, "
         f"{found.high:+.3g}] is not {side} 0"
     )
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
 
-from offsphere.analysis.panels import Measure
+from offsphere.estimate import Estimate
 
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 VOID = frozenset({"meta", "col", "br", "img"})
@@ -62,7 +62,7 @@ def shortened(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def interval(found: Measure | None, decimals: int, *, signed: bool = False) -> str:
+def interval(found: Estimate | None, decimals: int, *, signed: bool = False) -> str:
     """An interval as the page writes it; a dash where there is none."""
     if found is None or not (math.isfinite(found.low) and math.isfinite(found.high)):
         return "–"

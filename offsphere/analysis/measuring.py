@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from offsphere.analysis.claim_file import Claim
 from offsphere.analysis.foreign import is_number
-from offsphere.analysis.stats import Estimate, contrast, correlation, crossed
+from offsphere.analysis.stats import OverSeeds, contrast, correlation, crossed
 from offsphere.analysis.tasks import outcomes_of
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Arm(NamedTuple):
     name: str
 
 
-def measure(claim: Claim, runs: pd.DataFrame, examples: Examples | None = None) -> Estimate:
+def measure(claim: Claim, runs: pd.DataFrame, examples: Examples | None = None) -> OverSeeds:
     """The claim's contrast over a study's runs, paired by seed.
 
     Where the runs kept the outcome of every test example, the interval is over seeds and examples.
@@ -251,7 +252,7 @@ def _test_sets(rows: pd.DataFrame) -> list[tuple[str, ...]]:
     return list(zip(*columns, strict=True)) if columns else [()] * len(rows)
 
 
-def _correlation(claim: Claim, runs: pd.DataFrame) -> Estimate:
+def _correlation(claim: Claim, runs: pd.DataFrame) -> OverSeeds:
     """Fisher's z of the correlation of two metrics over collections, each a mean over the pairs.
 
     In the metric and in `correlate` a star stands for the collection's name. The interval is over
@@ -269,14 +270,8 @@ def _correlation(claim: Claim, runs: pd.DataFrame) -> Estimate:
     for name, sign in claim.terms:
         y += [sign * np.nanmean(numbers(rows, name.replace("*", n))) for n in names]
     found = correlation(x, y)
-    z, error = math.atanh(found.r), 1 / math.sqrt(found.n - 3)
-    estimate = Estimate(
-        z, z, z, 0.95, error * math.sqrt(found.n), found.n, found.dropped, 1.0, math.nan, 1.0, "t",
-        error=error, dof=1e6,
-    )  # fmt: skip
-    low, high = estimate.interval(0.95)
-    p = 2 * min(estimate.p_above(0.0), estimate.p_below(0.0))
-    return Estimate(
-        z, low, high, 0.95, estimate.sd, found.n, found.dropped, p, math.nan, 1.0, "t",
-        error=error, dof=1e6,
-    )  # fmt: skip
+    z, error = math.atanh(found.value), 1 / math.sqrt(found.n - 3)
+    spread, dropped = error * math.sqrt(found.n), len(names) - found.n
+    found = OverSeeds(z, n=found.n, sd=spread, dropped=dropped, error=error, dof=1e6)
+    low, high = found.interval(0.95)
+    return replace(found, low=low, high=high, p=2 * min(found.p_above(0.0), found.p_below(0.0)))

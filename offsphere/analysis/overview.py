@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from offsphere.analysis.digest import Comparison, Study
 from offsphere.analysis.figures import STYLE, new_figure, save
-from offsphere.analysis.panels import Measure, Panel, all_steps, steps_text
+from offsphere.analysis.panels import Panel, all_steps, steps_text
+from offsphere.estimate import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +72,7 @@ def draw_symmetry(comparisons: Sequence[Comparison]) -> Figure | None:
     axis.set_ylim(len(labels) - 0.5, -0.5)
     axis.grid(visible=False, axis="y")
     settled = [c.ratio for c in chosen if c.ratio.n > 2]
-    ends = [c.ratio.mean for c in chosen] + [end for x in settled for end in (x.low, x.high)]
+    ends = [c.ratio.value for c in chosen] + [end for x in settled for end in (x.low, x.high)]
     axis.set_xlim(min(ends) - 0.05, max(*ends, 0.0) + 0.05)
     axis.set_title("Keeping both magnitudes (dot) over discarding them (cosine)")
     axis.set_xlabel(
@@ -131,7 +132,7 @@ def draw_squares(comparisons: Sequence[Comparison]) -> Figure | None:
     if all(source != "ours" for _, source in best):
         return None
     found = sorted(best.values(), key=lambda cells: _place_of(cells["dot"]))
-    largest = max(abs(cells[cell].ratio.mean) for cells in found for cell in CORNERS)
+    largest = max(abs(cells[cell].ratio.value) for cells in found for cell in CORNERS)
     lines = math.ceil(len(found) / PER_LINE)
     figure = new_figure(2.6 * min(len(found), PER_LINE), 2.7 * lines)
     axes = list(figure.subplots(lines, min(len(found), PER_LINE), squeeze=False).flat)
@@ -139,7 +140,7 @@ def draw_squares(comparisons: Sequence[Comparison]) -> Figure | None:
         axis.set_axis_off()
     for axis, cells in zip(axes, found, strict=False):
         ratios = {cell: c.ratio for cell, c in cells.items()}
-        _square(axis, {"cosine": Measure(0.0, math.nan, math.nan, 0), **ratios}, largest)
+        _square(axis, {"cosine": Estimate(0.0, math.nan, math.nan, 0), **ratios}, largest)
         task = cells["dot"].task.replace(", ", ",\n")
         axis.set_title(f"{task}\n{_origin(cells['dot'])}", fontsize=7.5)
     figure.supxlabel("ln(cell / cosine); [95 % interval over seeds]", fontsize=8)
@@ -152,16 +153,16 @@ def _place_of(c: Comparison) -> tuple[int, str, str]:
     return place, c.task, "" if c.source == "ours" else c.source
 
 
-def _square(axis: Axes, cells: Mapping[str, Measure], largest: float) -> None:
+def _square(axis: Axes, cells: Mapping[str, Estimate], largest: float) -> None:
     """Four cells by which norm is kept; the tint is the log ratio to cosine."""
-    means = [[cells[cell].mean for cell in row] for row in SQUARE]
+    means = [[cells[cell].value for cell in row] for row in SQUARE]
     # The darkest tint still carries black text.
     axis.imshow(means, cmap="PuOr_r", vmin=-2 * largest, vmax=2 * largest)
     for i, row in enumerate(SQUARE):
         for j, cell in enumerate(row):
             x = cells[cell]
             ends = "" if math.isnan(x.low) else f"\n[{x.low:+.3f}, {x.high:+.3f}]"
-            axis.text(j, i, f"{cell}\n{x.mean:+.3f}{ends}", ha="center", va="center", fontsize=6.5)
+            axis.text(j, i, f"{cell}\n{x.value:+.3f}{ends}", ha="center", va="center", fontsize=6.5)
     axis.set_xticks([0, 1], ["right discarded", "right kept"], fontsize=7)
     axis.set_yticks([0, 1], ["left\ndiscarded", "left\nkept"], fontsize=7)
     axis.grid(visible=False)
@@ -236,18 +237,18 @@ def _by_batch_size(panel: Panel) -> bool:
     )
 
 
-def _whisker(axis: Axes, x: Measure, row: float, colour: str, *, filled: bool) -> None:
+def _whisker(axis: Axes, x: Estimate, row: float, colour: str, *, filled: bool) -> None:
     if not math.isnan(x.low):
         axis.plot([x.low, x.high], [row, row], color=colour, linewidth=1.6)
     face = colour if filled else "white"
-    axis.plot([x.mean], [row], marker="s", color=colour, markerfacecolor=face, markersize=5)
+    axis.plot([x.value], [row], marker="s", color=colour, markerfacecolor=face, markersize=5)
 
 
 def _line(
-    axis: Axes, points: Sequence[tuple[float, Measure]], colour: str, label: str | None = None
+    axis: Axes, points: Sequence[tuple[float, Estimate]], colour: str, label: str | None = None
 ) -> None:
     at = [x for x, _ in points]
-    axis.plot(at, [m.mean for _, m in points], color=colour, marker="o", markersize=4, label=label)
+    axis.plot(at, [m.value for _, m in points], color=colour, marker="o", markersize=4, label=label)
     axis.fill_between(
         at, [m.low for _, m in points], [m.high for _, m in points], color=colour, alpha=0.18
     )

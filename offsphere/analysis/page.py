@@ -29,7 +29,6 @@ from offsphere.analysis.markup import (
 )
 from offsphere.analysis.panels import (
     HeatMap,
-    Measure,
     Metric,
     Panel,
     Steps,
@@ -38,6 +37,7 @@ from offsphere.analysis.panels import (
     steps_text,
 )
 from offsphere.analysis.pictures import Picture
+from offsphere.estimate import Estimate
 
 SIGNS = {
     "verified": "✓",
@@ -268,8 +268,8 @@ def _claim(line: Verdict, places: Mapping[str, str]) -> Html:
         shown = element("span", line.sentence, class_="muted")
         chart = None
     else:
-        found = Measure(measured.mean, measured.low, measured.high, measured.n)
-        decimals = max(decimals_for((found.mean, found.low, found.high)) - 1, 0)
+        found = Estimate(measured.value, measured.low, measured.high, measured.n)
+        decimals = max(decimals_for((found.value, found.low, found.high)) - 1, 0)
         unit = "log ratio " if claim.transform == "log" else ""
         seeds = rests_on(line)
         if line.seeds_needed is not None:
@@ -278,7 +278,7 @@ def _claim(line: Verdict, places: Mapping[str, str]) -> Html:
             seeds += f"; p {line.p_adjusted:.2g} (Holm)"
         shown = element(
             "span",
-            f"{unit}{number(found.mean, decimals, signed=True)} ",
+            f"{unit}{number(found.value, decimals, signed=True)} ",
             element("span", interval(found, decimals, signed=True), class_="muted"),
             element("br"),
             element("small", seeds, class_="muted"),
@@ -286,7 +286,7 @@ def _claim(line: Verdict, places: Mapping[str, str]) -> Html:
         chart = element(
             "span",
             class_="spark",
-            data_mean=short(found.mean),
+            data_mean=short(found.value),
             data_low=short(found.low),
             data_high=short(found.high),
             data_margin=short(claim.margin),
@@ -324,7 +324,7 @@ def _symmetry(comparisons: Sequence[Comparison]) -> Html:
             element("td", found.source),
             element("td", found.metric),
             element("td", found.cell),
-            element("td", number(found.ratio.mean, 3, signed=True), class_="num"),
+            element("td", number(found.ratio.value, 3, signed=True), class_="num"),
             element("td", interval(found.ratio, 3, signed=True), class_="num"),
             element("td", str(found.ratio.n or "–"), class_="num"),
             element("td", _plain_steps(found.steps), class_="num"),
@@ -421,7 +421,7 @@ def _picture(study: Study, panel: Panel, picture: Picture, claims: Collection[st
     """A figure that a run drew, what it says and the numbers beside it."""
     caption = CAPTIONS[picture.script, picture.name]
     numbers = [
-        element("div", element("dt", words), element("dd", plain_number(metric.summary[0].mean)))
+        element("div", element("dt", words), element("dd", plain_number(metric.summary[0].value)))
         for name, words in caption.numbers.items()
         if (metric := panel.metrics.get(name)) is not None
     ]
@@ -503,7 +503,7 @@ def _together(panel: Panel) -> Html | None:
         level = _level(panel.treatment, panel.levels[condition.level])
         cells = []
         for metric, x in zip(found, differences, strict=True):
-            mean = number(x and x.mean, metric.decimals, signed=True)
+            mean = number(x and x.value, metric.decimals, signed=True)
             ends = element("span", interval(x, metric.decimals, signed=True), class_="muted")
             cells.append(element("td", f"{mean} ", ends, class_="num"))
         where = panel.contexts[condition.context]
@@ -527,7 +527,7 @@ def _delta_cv(panel: Panel, *, published: bool) -> Html | None:
         element(
             "li",
             f"{panel.contexts[context]}: " if panel.contexts[context] else None,
-            f"{number(found.mean, 3)} ",
+            f"{number(found.value, 3)} ",
             element("span", interval(found, 3), class_="muted"),
             f", {seed_count(found.n)}",
         )
@@ -765,11 +765,11 @@ def _result_row(panel: Panel, metric: Metric, place: int, *, crossed: bool) -> H
     decimals = metric.decimals
     seeds = f"{found.n}" + (f" ({metric.missing[place]} missing)" if metric.missing[place] else "")
     cells = (
-        ("mean", number(found.mean, decimals)),
+        ("mean", number(found.value, decimals)),
         ("interval", interval(found, decimals)),
         ("seeds", seeds),
         ("steps", _plain_steps(panel.steps[place])),
-        ("difference", number(difference and difference.mean, decimals, signed=True)),
+        ("difference", number(difference and difference.value, decimals, signed=True)),
         ("difference-interval", interval(difference, decimals, signed=True)),
         *([("crossed", _crossed_text(metric, place))] if crossed else []),
         ("effect", number(metric.effect_size[place], 2, signed=True)),
@@ -786,7 +786,7 @@ def _result_row(panel: Panel, metric: Metric, place: int, *, crossed: bool) -> H
 
 def _crossed_text(metric: Metric, place: int) -> str:
     found = metric.crossed[place] if metric.crossed is not None else None
-    ends = Measure(found.mean, found.low, found.high, found.n) if found else None
+    ends = Estimate(found.value, found.low, found.high, found.n) if found else None
     return interval(ends, metric.decimals, signed=True)
 
 
@@ -800,7 +800,7 @@ def _metrics_table(panel: Panel) -> Html:
         element(
             "tr",
             element("th", name, scope="row"),
-            element("td", plain_number(each.mean), class_="num"),
+            element("td", plain_number(each.value), class_="num"),
             element("td", interval(each, panel.metrics[name].decimals), class_="num")
             if many
             else None,
@@ -827,7 +827,7 @@ def _heat_maps(panel: Panel) -> Html | None:
 
 
 def _heat_map(panel: Panel, found: HeatMap) -> Html:
-    values = [x.mean for row in found.rows.values() for x in row if math.isfinite(x.mean)]
+    values = [x.value for row in found.rows.values() for x in row if math.isfinite(x.value)]
     low, high = min(values), max(values)
     decimals = 3 if max(abs(low), abs(high)) < 10 else 1
     head = element(
@@ -836,12 +836,12 @@ def _heat_map(panel: Panel, found: HeatMap) -> Html:
         *(element("th", " = ".join(group), scope="col", class_="num") for group in found.columns),
     )
 
-    def cell(x: Measure) -> Html:
-        share = (x.mean - low) / (high - low) if high > low and math.isfinite(x.mean) else 0.0
+    def cell(x: Estimate) -> Html:
+        share = (x.value - low) / (high - low) if high > low and math.isfinite(x.value) else 0.0
         title = f"95 % interval {interval(x, decimals)}, {seed_count(x.n)}"
         return element(
             "td",
-            number(x.mean, decimals),
+            number(x.value, decimals),
             class_="num heat",
             style=f"--share: {share:.3f}",
             title=title,

@@ -19,9 +19,10 @@ from scipy import special
 
 from offsphere.analysis.measuring import SAME_MEAN
 from offsphere.analysis.power import smallest_difference
-from offsphere.analysis.stats import Estimate, crossed, estimate, two_by_two
+from offsphere.analysis.stats import OverSeeds, crossed, estimate, two_by_two
 from offsphere.analysis.tables import AtFloor, at_floor
 from offsphere.analysis.tasks import Reference, Role, outcomes_of, published_variance, role_of
+from offsphere.estimate import Estimate
 from offsphere.names import CELLS, CORNERS, parse_cell
 
 if TYPE_CHECKING:
@@ -76,15 +77,6 @@ ALONG = ("batch_size", "temperature", "variance_weight")
 LONGEST_NAME = 80
 
 
-class Measure(NamedTuple):
-    """A mean over seeds with its t-interval; NaN bounds where there are too few seeds."""
-
-    mean: float
-    low: float
-    high: float
-    n: int
-
-
 @dataclass(frozen=True)
 class Condition:
     """One level of the treatment in one context, and its runs."""
@@ -100,9 +92,9 @@ Steps = tuple[int, int] | None
 class Square(NamedTuple):
     """What discarding each side's norm does; seeds that lack a corner are left out."""
 
-    left: Measure
-    right: Measure
-    interaction: Measure
+    left: Estimate
+    right: Estimate
+    interaction: Estimate
 
 
 @dataclass(frozen=True)
@@ -112,18 +104,18 @@ class Metric:
     name: str
     decimals: int
     """With which its largest value has four significant digits."""
-    summary: list[Measure]
+    summary: list[Estimate]
     missing: list[int]
     values: list[list[float]]
     """Per condition one value per seed of the panel; NaN where there is none."""
-    difference: list[Measure | None]
+    difference: list[Estimate | None]
     """Paired difference to the baseline of the same context."""
     effect_size: list[float | None]
     smallest: list[float | None]
     """The difference that this many seeds see with 80 % power."""
     squares: dict[int, Square]
     """By context, where all four corner cells are there."""
-    crossed: list[Estimate | None] | None = None
+    crossed: list[OverSeeds | None] | None = None
     """The difference with an interval over seeds and examples, where outcomes were kept."""
 
 
@@ -133,7 +125,7 @@ class Curve:
 
     condition: int
     x: list[float]
-    points: list[Measure]
+    points: list[Estimate]
 
 
 @dataclass(frozen=True)
@@ -159,7 +151,7 @@ class HeatMap:
     """Cells that tie by construction share a column."""
     query: str | None
     """The side whose norm changes nothing, if columns tie."""
-    rows: dict[int, list[Measure]]
+    rows: dict[int, list[Estimate]]
 
 
 class Along(NamedTuple):
@@ -197,7 +189,7 @@ class Panel:
     """Per condition."""
     steps: list[Steps]
     """Per condition the fewest and the most optimiser steps of its runs."""
-    delta_cv: dict[int, Measure]
+    delta_cv: dict[int, Estimate]
     """By context, in retrieval: the variation of the queries' norms under dnorm over that under
     dot (the paper's Delta-CV), seed by seed."""
 
@@ -383,7 +375,7 @@ def read_metric(frame: Frame, name: str) -> Metric:
     """A metric's means, intervals, paired differences and squares."""
     values = frame.values(name)
     values[~np.isfinite(values)] = np.nan
-    difference: list[Measure | None] = []
+    difference: list[Estimate | None] = []
     sizes: list[float | None] = []
     smallest: list[float | None] = []
     for row, condition in enumerate(frame.conditions):
@@ -403,7 +395,7 @@ def read_metric(frame: Frame, name: str) -> Metric:
     runs = [len(condition.runs) for condition in frame.conditions]
     return Metric(
         name=name,
-        decimals=decimals_for([x.mean for x in summary]),
+        decimals=decimals_for([x.value for x in summary]),
         summary=summary,
         missing=[max(total - found.n, 0) for total, found in zip(runs, summary, strict=True)],
         values=values.tolist(),
@@ -416,12 +408,12 @@ def read_metric(frame: Frame, name: str) -> Metric:
 
 def read_crossed(
     frame: Frame, metric: Metric, examples: Mapping[str, Mapping[str, Array]]
-) -> list[Estimate | None] | None:
+) -> list[OverSeeds | None] | None:
     """Each paired difference over seeds and examples; None if no outcome has the metric's mean."""
     outcomes = outcomes_of(metric.name)
     rows = [_outcome_rows(frame, condition, outcomes, examples) for condition in frame.conditions]
     size = next((x.shape[1] for x in rows if x is not None), 0)
-    found: list[Estimate | None] = []
+    found: list[OverSeeds | None] = []
     for place, condition in enumerate(frame.conditions):
         base = frame.baseline_of(condition)
         treated, control = rows[place], None if base is None else rows[base]
@@ -438,16 +430,16 @@ def read_crossed(
     return found if any(x is not None for x in found) else None
 
 
-def measure(values: Array) -> Measure:
+def measure(values: Array) -> Estimate:
     """The mean of the values that are there, with a 95 % t-interval if there are two or more."""
     seen = values[np.isfinite(values)]
     found = _estimate(seen)
     if found is not None:
-        return Measure(found.mean, found.low, found.high, found.n)
-    return Measure(float(seen[0]) if len(seen) else math.nan, math.nan, math.nan, len(seen))
+        return Estimate(found.value, found.low, found.high, found.n)
+    return Estimate(float(seen[0]) if len(seen) else math.nan, math.nan, math.nan, len(seen))
 
 
-def measures(values: Array) -> list[Measure]:
+def measures(values: Array) -> list[Estimate]:
     """`measure` of every column of runs x steps; no interval where the runs do not differ."""
     there = np.isfinite(values)
     n = there.sum(axis=0)
@@ -458,7 +450,7 @@ def measures(values: Array) -> list[Measure]:
     reach = np.where((n > 1) & (error > 0), reach, np.nan)
     mean = np.where(n > 0, mean, np.nan)
     columns = (mean.tolist(), (mean - reach).tolist(), (mean + reach).tolist(), n.tolist())
-    return [Measure(*column) for column in zip(*columns, strict=True)]
+    return [Estimate(*column) for column in zip(*columns, strict=True)]
 
 
 def decimals_for(values: Iterable[float]) -> int:
@@ -551,7 +543,7 @@ def read_heat_maps(frame: Frame) -> list[HeatMap]:
     return maps
 
 
-def read_delta_cv(frame: Frame) -> dict[int, Measure]:
+def read_delta_cv(frame: Frame) -> dict[int, Estimate]:
     """The geometric mean of the paired ratios, with the t-interval of their logarithms."""
     if frame.treatment != "cell" or QUERY_CV not in frame.runs.columns:
         return {}
@@ -566,8 +558,8 @@ def read_delta_cv(frame: Frame) -> dict[int, Measure]:
         if "dnorm" in rows and "dot" in rows:
             ratios = measure(np.log(rows["dnorm"]) - np.log(rows["dot"]))
             if ratios.n:
-                mean, low, high = (math.exp(x) for x in ratios[:3])
-                found[context] = Measure(mean, low, high, ratios.n)
+                mean, low, high = map(math.exp, (ratios.value, ratios.low, ratios.high))
+                found[context] = Estimate(mean, low, high, ratios.n)
     return found
 
 
@@ -767,11 +759,11 @@ def _squares(frame: Frame, values: Array) -> dict[int, Square]:
             continue
         effects = two_by_two(*corners)
         found_effects = (effects.left, effects.right, effects.interaction)
-        squares[context] = Square(*(Measure(e.mean, e.low, e.high, e.n) for e in found_effects))
+        squares[context] = Square(*(Estimate(e.value, e.low, e.high, e.n) for e in found_effects))
     return squares
 
 
-def _estimate(values: Array) -> Estimate | None:
+def _estimate(values: Array) -> OverSeeds | None:
     seen = values[np.isfinite(values)]
     return estimate(seen) if len(seen) > 1 else None
 

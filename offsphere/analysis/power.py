@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from scipy import special
 
-from offsphere.analysis.stats import check_margin, check_share
+from offsphere.analysis.stats import check_margin
 
 MOST_SEEDS = 1000
-
-
-@dataclass(frozen=True)
-class PowerNote:
-    """What a number of seeds can show at a given spread of the paired differences."""
-
-    n: int
-    sd: float
-    smallest_difference: float
-    """Seen with the stated power by the two-sided paired t-test."""
-    margin: float | None
-    seeds_for_equivalence: int | None
-    """Seeds with which TOST accepts a true difference of 0; None: more than 1000 or no margin."""
-    text: str
+POWER = 0.8
 
 
 def t_power(difference: float, error: float, dof: float, *, alpha: float = 0.05) -> float:
@@ -57,23 +43,14 @@ def t_test_power(n: int, sd: float, difference: float, *, alpha: float = 0.05) -
     return t_power(difference, sd / math.sqrt(n), n - 1, alpha=alpha)
 
 
-def equivalence_power(
-    n: int, sd: float, margin: float, *, difference: float = 0.0, alpha: float = 0.05
-) -> float:
-    """Chance that TOST of n seeds accepts a true difference as inside the margin."""
-    _check_spread(n, sd)
-    return inside_power(difference, sd / math.sqrt(n), n - 1, margin, alpha=alpha)
-
-
-def smallest_difference(n: int, sd: float, *, power: float = 0.8, alpha: float = 0.05) -> float:
-    """The true difference that the paired t-test of n seeds sees with this power."""
+def smallest_difference(n: int, sd: float) -> float:
+    """The true difference that the paired t-test of n seeds sees with 80 % power."""
     from scipy.optimize import root_scalar
 
     _check_spread(n, sd)
-    check_share("power", power)
 
     def surplus(difference: float) -> float:
-        return t_test_power(n, sd, difference, alpha=alpha) - power
+        return t_test_power(n, sd, difference) - POWER
 
     highest = sd
     while surplus(highest) < 0:
@@ -81,32 +58,10 @@ def smallest_difference(n: int, sd: float, *, power: float = 0.8, alpha: float =
     return float(root_scalar(surplus, bracket=(0.0, highest), xtol=1e-9 * sd).root)
 
 
-def seeds_for_difference(
-    sd: float, difference: float, *, power: float = 0.8, alpha: float = 0.05
-) -> int | None:
-    """The fewest seeds with which the paired t-test sees the difference; None: over 1000."""
-    return fewest(lambda n: t_test_power(n, sd, difference, alpha=alpha) >= power)
-
-
-def seeds_for_equivalence(
-    sd: float, margin: float, *, power: float = 0.8, alpha: float = 0.05
-) -> int | None:
-    """The fewest seeds with which TOST accepts a true difference of 0; None: over 1000."""
-    return fewest(lambda n: equivalence_power(n, sd, margin, alpha=alpha) >= power)
-
-
-def power_note(
-    n: int, sd: float, margin: float | None = None, *, power: float = 0.8, alpha: float = 0.05
-) -> PowerNote:
-    """What n seeds can show when paired differences spread by sd."""
-    smallest = smallest_difference(n, sd, power=power, alpha=alpha)
-    text = f"With {n} seeds only differences above {smallest:.3g} are seen with {power:.0%} power."
-    needed = None
-    if margin is not None:
-        needed = seeds_for_equivalence(sd, margin, power=power, alpha=alpha)
-        seeds = f"more than {MOST_SEEDS}" if needed is None else str(needed)
-        text += f" To show equivalence within {margin:.3g}, TOST needs {seeds} seeds."
-    return PowerNote(n, sd, smallest, margin, needed, text)
+def seeds_for_difference(sd: float, difference: float, *, alpha: float = 0.05) -> int | None:
+    """The fewest seeds with which the paired t-test sees the difference with 80 % power; None: over
+    1000."""
+    return fewest(lambda n: t_test_power(n, sd, difference, alpha=alpha) >= POWER)
 
 
 def fewest(enough: Callable[[int], bool]) -> int | None:

@@ -14,16 +14,19 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from scipy import special
 
+from offsphere.estimate import Estimate
+
 if TYPE_CHECKING:
     from jaxtyping import Float
     from numpy import ndarray as Array
 
+LEVEL = 0.95
 ROUNDING = 1e-12
 """Spread below this share of the data's size is rounding, not variation."""
 
 
 @dataclass(frozen=True)
-class Estimate:
+class OverSeeds(Estimate):
     """The mean of one number per seed, its interval and its two-sided test against 0.
 
     Where the seeds do not differ at all a t-test does not exist; then `method` is `sign`: p is
@@ -31,22 +34,17 @@ class Estimate:
     are enough seeds for `level` (6 for 95 %).
     """
 
-    mean: float
-    low: float
-    high: float
-    level: float
-    sd: float
-    """Standard deviation over seeds (n - 1)."""
-    n: int
-    """Complete seeds."""
-    dropped: int
+    level: float = LEVEL
+    sd: float = 0.0
+    """Standard deviation over seeds (n - 1); n is the number of complete seeds."""
+    dropped: int = 0
     """Seeds left out because a run is missing or gave NaN."""
-    p: float
-    effect_size: float
+    p: float = 1.0
+    effect_size: float = math.nan
     """Cohen's d_z = mean / sd with Hedges' exact small-sample factor; NaN for 2 seeds or sd 0."""
-    sign_p: float
+    sign_p: float = 1.0
     """The exact two-sided sign test, which assumes no normality; seeds that tie are left out."""
-    method: Literal["t", "sign"]
+    method: Literal["t", "sign"] = "t"
     examples: int = 0
     """Test examples that the interval covers too; 0: it takes the test set as given."""
     error: float | None = None
@@ -73,29 +71,29 @@ class Estimate:
         else:
             quantile = float(special.stdtrit(self.freedom, (1 + level) / 2))
             reach = quantile * self.standard_error
-        return self.mean - reach, self.mean + reach
+        return self.value - reach, self.value + reach
 
     def p_above(self, bound: float) -> float:
         """One-sided p of the hypothesis that the mean is at most `bound`."""
         if self.method == "sign":
-            return 0.5**self.n if self.mean > bound else 1.0
-        return float(special.stdtr(self.freedom, -(self.mean - bound) / self.standard_error))
+            return 0.5**self.n if self.value > bound else 1.0
+        return float(special.stdtr(self.freedom, -(self.value - bound) / self.standard_error))
 
     def p_below(self, bound: float) -> float:
         """One-sided p of the hypothesis that the mean is at least `bound`."""
         if self.method == "sign":
-            return 0.5**self.n if self.mean < bound else 1.0
-        return float(special.stdtr(self.freedom, (self.mean - bound) / self.standard_error))
+            return 0.5**self.n if self.value < bound else 1.0
+        return float(special.stdtr(self.freedom, (self.value - bound) / self.standard_error))
 
 
 @dataclass(frozen=True)
 class TwoByTwo:
     """What normalising each side does, in the square of the four corner cells."""
 
-    left: Estimate
+    left: OverSeeds
     """Mean of the left-normalised cells minus mean of the others."""
-    right: Estimate
-    interaction: Estimate
+    right: OverSeeds
+    interaction: OverSeeds
     """Effect of normalising left where right is normalised, minus where it is not."""
 
 
@@ -112,24 +110,8 @@ class Equivalence:
     alpha: float
 
 
-@dataclass(frozen=True)
-class Correlation:
-    """Pearson's r with Fisher's z interval."""
-
-    r: float
-    low: float
-    high: float
-    level: float
-    n: int
-    dropped: int
-    p: float
-
-
-def contrast(
-    arms: Sequence[Float[Array, " seeds"]], weights: Sequence[float], *, level: float = 0.95
-) -> Estimate:
+def contrast(arms: Sequence[Float[Array, " seeds"]], weights: Sequence[float]) -> OverSeeds:
     """The weighted sum of several arms, seed by seed; a seed that lacks one of them is dropped."""
-    check_share("level", level)
     stacked = np.stack(_equal_vectors(arms))
     whole = ~np.isnan(stacked).any(axis=0)
     n, dropped = int(whole.sum()), int((~whole).sum())
@@ -147,43 +129,30 @@ def contrast(
     signs = np.sign(np.where(np.abs(values) <= ROUNDING * size, 0.0, values))
     sign_p = _sign_test(int((signs > 0).sum()), int((signs < 0).sum()))
     if sd <= ROUNDING * size:
-        reach = 0.0 if 0.5 ** (n - 1) <= 1 - level else math.inf
-        return Estimate(
-            mean, mean - reach, mean + reach, level, 0.0, n, dropped, sign_p, math.nan, sign_p,
+        reach = 0.0 if 0.5 ** (n - 1) <= 1 - LEVEL else math.inf
+        return OverSeeds(
+            mean, mean - reach, mean + reach, n, LEVEL, 0.0, dropped, sign_p, math.nan, sign_p,
             "sign",
         )  # fmt: skip
     t = mean / (sd / math.sqrt(n))
-    reach = float(special.stdtrit(n - 1, (1 + level) / 2)) * sd / math.sqrt(n)
+    reach = float(special.stdtrit(n - 1, (1 + LEVEL) / 2)) * sd / math.sqrt(n)
     p = 2 * float(special.stdtr(n - 1, -abs(t)))
-    return Estimate(
-        mean, mean - reach, mean + reach, level, sd, n, dropped, p,
+    return OverSeeds(
+        mean, mean - reach, mean + reach, n, LEVEL, sd, dropped, p,
         mean / sd * _hedges_factor(n - 1), sign_p, "t",
     )  # fmt: skip
 
 
-def estimate(values: Float[Array, " seeds"], *, level: float = 0.95) -> Estimate:
+def estimate(values: Float[Array, " seeds"]) -> OverSeeds:
     """The mean of one number per seed (a difference, an AUROC minus 0.5), with its t-interval."""
-    return contrast([values], [1.0], level=level)
+    return contrast([values], [1.0])
 
 
 def paired_difference(
-    treated: Float[Array, " seeds"], control: Float[Array, " seeds"], *, level: float = 0.95
-) -> Estimate:
+    treated: Float[Array, " seeds"], control: Float[Array, " seeds"]
+) -> OverSeeds:
     """treated - control, where the same position is the same seed."""
-    return contrast([treated, control], [1.0, -1.0], level=level)
-
-
-def interaction(
-    treated: Float[Array, " seeds"],
-    control: Float[Array, " seeds"],
-    treated_elsewhere: Float[Array, " seeds"],
-    control_elsewhere: Float[Array, " seeds"],
-    *,
-    level: float = 0.95,
-) -> Estimate:
-    """(treated - control) here minus (treated - control) elsewhere, paired by seed."""
-    four = [treated, control, treated_elsewhere, control_elsewhere]
-    return contrast(four, [1.0, -1.0, -1.0, 1.0], level=level)
+    return contrast([treated, control], [1.0, -1.0])
 
 
 def two_by_two(
@@ -191,19 +160,17 @@ def two_by_two(
     qnorm: Float[Array, " seeds"],
     dnorm: Float[Array, " seeds"],
     dot: Float[Array, " seeds"],
-    *,
-    level: float = 0.95,
 ) -> TwoByTwo:
     """Main effects and interaction of normalising left and right; a seed needs all four cells."""
     four = [cosine, qnorm, dnorm, dot]
     return TwoByTwo(
-        left=contrast(four, [0.5, 0.5, -0.5, -0.5], level=level),
-        right=contrast(four, [0.5, -0.5, 0.5, -0.5], level=level),
-        interaction=contrast(four, [1.0, -1.0, -1.0, 1.0], level=level),
+        left=contrast(four, [0.5, 0.5, -0.5, -0.5]),
+        right=contrast(four, [0.5, -0.5, 0.5, -0.5]),
+        interaction=contrast(four, [1.0, -1.0, -1.0, 1.0]),
     )
 
 
-def equivalence(difference: Estimate, margin: float, *, alpha: float = 0.05) -> Equivalence:
+def equivalence(difference: OverSeeds, margin: float, *, alpha: float = 0.05) -> Equivalence:
     """TOST of a paired difference (or any contrast) against a margin fixed in advance."""
     check_share("alpha", alpha)
     check_margin(margin)
@@ -224,7 +191,7 @@ def holm(p_values: Float[Array, " tests"] | Sequence[float]) -> Float[Array, " t
     return adjusted
 
 
-def crossed(parts: Sequence[Float[Array, "seeds examples"]], *, level: float = 0.95) -> Estimate:
+def crossed(parts: Sequence[Float[Array, "seeds examples"]]) -> OverSeeds:
     """The sum of the parts' means, with an interval that covers new seeds and new examples.
 
     A part is a contrast per seed and example on one test set; parts on different test sets share
@@ -236,7 +203,6 @@ def crossed(parts: Sequence[Float[Array, "seeds examples"]], *, level: float = 0
     t-interval over seeds (the test set is taken as given) nor one over examples (the trained
     models are) covers both; other data sets are covered by none of them.
     """
-    check_share("level", level)
     matrices = [np.asarray(part, float) for part in parts]
     if any(x.ndim != 2 for x in matrices) or len({len(x) for x in matrices}) != 1:
         shapes = [x.shape for x in matrices]
@@ -256,7 +222,7 @@ def crossed(parts: Sequence[Float[Array, "seeds examples"]], *, level: float = 0
             f"({int(missing.sum())} seeds dropped)."
         )
     rows = sum(x.mean(axis=1) for x in kept)
-    found = replace(contrast([np.asarray(rows)], [1.0], level=level), dropped=int(missing.sum()))
+    found = replace(contrast([np.asarray(rows)], [1.0]), dropped=int(missing.sum()))
     over_seeds = found.sd**2 / seeds
     columns = [x.mean(axis=0) for x in kept]
     over_examples = [float(c.var(ddof=1)) / len(c) for c in columns]
@@ -278,16 +244,14 @@ def crossed(parts: Sequence[Float[Array, "seeds examples"]], *, level: float = 0
         dof=max(variance**2 / spread, seeds - 1.0),
         example_error=math.sqrt(max(sum(over_examples) - rest, 0.0)),
     )
-    low, high = found.interval(level)
+    low, high = found.interval(LEVEL)
     p = 2 * min(found.p_above(0.0), found.p_below(0.0))
     return replace(found, low=low, high=high, p=min(p, 1.0))
 
 
-def correlation(
-    x: Float[Array, " n"], y: Float[Array, " n"], *, level: float = 0.95
-) -> Correlation:
-    """Pearson's r across data sets, such as Cohen's d of the norms against the gain."""
-    check_share("level", level)
+def correlation(x: Float[Array, " n"], y: Float[Array, " n"]) -> Estimate:
+    """Pearson's r across data sets, such as Cohen's d of the norms against the gain, with the 95 %
+    interval of Fisher's z."""
     x, y = _equal_vectors([x, y])
     whole = ~(np.isnan(x) | np.isnan(y))
     n = int(whole.sum())
@@ -300,12 +264,9 @@ def correlation(
         raise ValueError("One of the two is constant: their correlation is undefined.")
     r = float(np.clip(a @ b / math.sqrt((a @ a) * (b @ b)), -1.0, 1.0))
     if abs(r) == 1.0:
-        return Correlation(r, r, r, level, n, len(x) - n, 0.0)
-    reach = special.ndtri((1 + level) / 2) / math.sqrt(n - 3)
-    low, high = math.tanh(math.atanh(r) - reach), math.tanh(math.atanh(r) + reach)
-    t = r * math.sqrt((n - 2) / (1 - r * r))
-    p = 2 * float(special.stdtr(n - 2, -abs(t)))
-    return Correlation(r, low, high, level, n, len(x) - n, p)
+        return Estimate(r, r, r, n)
+    reach = special.ndtri(0.975) / math.sqrt(n - 3)
+    return Estimate(r, math.tanh(math.atanh(r) - reach), math.tanh(math.atanh(r) + reach), n)
 
 
 def _hedges_factor(dof: int) -> float:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from offsphere.analysis.foreign import check_curve, check_row
-from offsphere.analysis.stats import estimate
 from offsphere.names import unknown
 from offsphere.run import safe_yaml
 from offsphere.run.catalog import identity, named
@@ -326,64 +325,6 @@ def read_examples(path: str | Path) -> pd.DataFrame:
     return table
 
 
-def outcome_matrix(
-    examples: pd.DataFrame, runs: Sequence[str | None], outcome: str
-) -> Float[Array, "runs examples"]:
-    """One outcome of several runs as rows, for the crossed bootstrap; a missing run is NaN."""
-    chosen = examples[(examples["outcome"] == outcome) & examples["run"].isin(list(runs))]
-    if chosen.empty:
-        known = sorted(map(str, examples["outcome"].unique()))
-        raise unknown("outcome of these runs", outcome, known)
-    rows = {
-        str(run): part.to_numpy(float)
-        for run, part in chosen.groupby("run", observed=True)["value"]
-    }
-    lengths = sorted({len(row) for row in rows.values()})
-    if len(lengths) > 1:
-        raise ValueError(
-            f"{outcome} has {lengths[0]} to {lengths[-1]} examples in these runs: they were "
-            "measured on different data."
-        )
-    missing = np.full(lengths[0], np.nan)
-    return np.stack([rows.get(str(run), missing) for run in runs])
-
-
-def summary_table(
-    runs: pd.DataFrame, by: Sequence[str], metrics: Sequence[str], *, level: float = 0.95
-) -> pd.DataFrame:
-    """Mean, t-interval, number of seeds and of missing values per group and metric.
-
-    Failed runs and NaN count as missing; a single seed has a mean and no interval.
-    """
-    import pandas as pd
-
-    for column in (*by, *metrics):
-        if column not in runs.columns:
-            raise unknown("column", column, map(str, runs.columns))
-    rows = []
-    groups = runs.groupby(list(by), dropna=False, sort=True).groups
-    for group, index in groups.items():
-        members = runs.loc[index]
-        if "run" in members.columns:
-            members = members.drop_duplicates("run")
-        for metric in metrics:
-            values = members[metric].to_numpy(dtype=float, na_value=np.nan)
-            seen = values[~np.isnan(values)]
-            bounds = estimate(seen, level=level) if len(seen) > 1 else None
-            rows.append(
-                dict(zip(by, _as_tuple(group), strict=True))
-                | {
-                    "metric": metric,
-                    "mean": float(seen.mean()) if len(seen) else np.nan,
-                    "low": bounds.low if bounds else np.nan,
-                    "high": bounds.high if bounds else np.nan,
-                    "seeds": len(seen),
-                    "missing": len(values) - len(seen),
-                }
-            )
-    return pd.DataFrame(rows, columns=[*by, "metric", "mean", "low", "high", "seeds", "missing"])
-
-
 def export(
     table: pd.DataFrame, form: Literal["markdown", "latex", "csv"], *, digits: int = 4
 ) -> str:
@@ -452,10 +393,6 @@ def _is_missing(value: Any) -> bool:
     import pandas as pd
 
     return value is None or value is pd.NA or (isinstance(value, float) and value != value)
-
-
-def _as_tuple(group: Any) -> tuple[Any, ...]:
-    return group if isinstance(group, tuple) else (group,)
 
 
 def _plain_rows(table: pd.DataFrame) -> Iterable[list[Any]]:

@@ -18,8 +18,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from offsphere.analysis.power import MOST_SEEDS, fewest, inside_power, t_power
-from offsphere.analysis.stats import Estimate, check_margin, check_share, equivalence
+from offsphere.analysis.power import MOST_SEEDS, POWER, fewest, inside_power, t_power
+from offsphere.analysis.stats import OverSeeds, check_margin, check_share, equivalence
 
 Expectation = Literal["greater", "less", "equivalent", "not_greater"]
 EXPECTATIONS: tuple[Expectation, ...] = ("greater", "less", "equivalent", "not_greater")
@@ -33,7 +33,6 @@ Word = Literal[
     "non-superior",
     "not settled",
 ]
-POWER = 0.8
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Decision:
     spread are the true ones; None: more than 1000."""
 
 
-def claim_p(measured: Estimate, expect: Expectation, margin: float | None) -> float:
+def claim_p(measured: OverSeeds, expect: Expectation, margin: float | None) -> float:
     """p of a claim's own question, the one that enters its family.
 
     greater, less: is there a difference (two-sided). equivalent: is it inside the margin (TOST).
@@ -66,7 +65,7 @@ def claim_p(measured: Estimate, expect: Expectation, margin: float | None) -> fl
 
 
 def verdict(
-    measured: Estimate,
+    measured: OverSeeds,
     expect: Expectation,
     margin: float | None = None,
     *,
@@ -93,14 +92,13 @@ def verdict(
 
 
 def seeds_to_settle(
-    measured: Estimate,
+    measured: OverSeeds,
     expect: Expectation,
     margin: float | None,
     *,
-    power: float = POWER,
     alpha: float = 0.05,
 ) -> int | None:
-    """The fewest seeds that decide with this power if mean and spread are the true ones.
+    """The fewest seeds that decide with 80 % power if mean and spread are the true ones.
 
     More seeds do not shrink the part of the error that comes from the test examples.
     """
@@ -116,19 +114,19 @@ def seeds_to_settle(
         error, dof = math.sqrt(variance), max(variance**2 / spread, n - 1.0)
         chances = []
         if expect in ("greater", "less"):
-            chances.append(t_power(measured.mean, error, dof, alpha=alpha))
+            chances.append(t_power(measured.value, error, dof, alpha=alpha))
         if expect == "not_greater" and margin is not None:
             # One-sided, so twice alpha in the two-sided test; its wrong sign hardly counts.
-            chances.append(t_power(margin - measured.mean, error, dof, alpha=2 * alpha))
+            chances.append(t_power(margin - measured.value, error, dof, alpha=2 * alpha))
         elif margin is not None:
-            chances.append(inside_power(measured.mean, error, dof, margin, alpha=alpha))
-        return max(chances) >= power
+            chances.append(inside_power(measured.value, error, dof, margin, alpha=alpha))
+        return max(chances) >= POWER
 
     return fewest(enough)
 
 
 def _word(
-    measured: Estimate,
+    measured: OverSeeds,
     expect: Expectation,
     margin: float | None,
     published: float | None,
@@ -146,12 +144,12 @@ def _word(
     seen = yes
     if expect == "equivalent":
         inside, seen = yes, low > 0 or high < 0
-        sign = math.copysign(1.0, measured.mean)
+        sign = math.copysign(1.0, measured.value)
     if sign < 0:
         low, high = -high, -low
     size = None if published is None else sign * published
     if seen:
-        if sign * measured.mean < 0:
+        if sign * measured.value < 0:
             return "the opposite shown"
         if margin is not None and low > margin:
             return "shown beyond the margin"
@@ -173,7 +171,7 @@ def _holds(word: Word, expect: Expectation) -> bool | None:
 
 
 def _sentence(
-    measured: Estimate,
+    measured: OverSeeds,
     word: Word,
     margin: float | None,
     published: float | None,
@@ -182,10 +180,10 @@ def _sentence(
     over = f"{measured.n} seeds"
     over += f" and {measured.examples:,} examples" if measured.examples else ""
     over += f", {measured.dropped} dropped" if measured.dropped else ""
-    size = f"{measured.mean:+.3g} ({measured.level:.0%} interval {measured.low:+.3g} to "
+    size = f"{measured.value:+.3g} ({measured.level:.0%} interval {measured.low:+.3g} to "
     size += f"{measured.high:+.3g}, {over})"
     bound = "" if margin is None else f"the margin of {margin:.3g}"
-    side = "above" if measured.mean > 0 else "below"
+    side = "above" if measured.value > 0 else "below"
     said = {
         "shown beyond the margin": f"lies beyond {bound}",
         "shown, inside the margin": f"is {side} 0 and inside {bound}",

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from offsphere.analysis.panels import Measure, Metric, Square, decimals_for
+from offsphere.analysis.panels import Metric, Square, decimals_for
+from offsphere.estimate import Estimate
 
 SHARE = re.compile(
     r"(probe|knn|zero_shot|majority|chance)(_.*)?|(i2t|t2i|mean)_r\d+|(ndcg|recall|mrr|top|acc)@?\d+"
@@ -97,33 +98,32 @@ def plain(text: str) -> str:
 def spoken(metric: Metric) -> Metric:
     """The metric as it is written: named in words, shares in points with one decimal."""
     words = words_of(metric.name)
-    shown = [value * words.scale for found in metric.summary for value in found[:3]]
+    shown = [end for found in metric.summary for end in _ends(found.times(words.scale))]
     return replace(
         metric,
         name=words.titled,
         decimals=1 if words.scale != 1 else max(decimals_for(shown) - 1, 0),
-        summary=[scaled(found, words.scale) for found in metric.summary],
-        difference=[found and scaled(found, words.scale) for found in metric.difference],
+        summary=[found.times(words.scale) for found in metric.summary],
+        difference=[found and found.times(words.scale) for found in metric.difference],
         smallest=[found and found * words.scale for found in metric.smallest],
         squares={
-            context: Square(*(scaled(found, words.scale) for found in square))
+            context: Square(*(found.times(words.scale) for found in square))
             for context, square in metric.squares.items()
         },
     )
 
 
-def scaled(found: Measure, scale: float) -> Measure:
-    """A measure in another unit."""
-    return Measure(found.mean * scale, found.low * scale, found.high * scale, found.n)
-
-
-def mean_and_interval(found: Measure | None, decimals: int, *, signed: bool = False) -> str:
+def mean_and_interval(found: Estimate | None, decimals: int, *, signed: bool = False) -> str:
     """One cell of a paper's table: `mean [low, high]`, or the mean where there is no interval."""
-    if found is None or not math.isfinite(found.mean):
+    if found is None or not math.isfinite(found.value):
         return ""
     sign = "+" if signed else ""
-    mean, low, high = (_rounded(x, decimals, sign) for x in found[:3])
-    return f"{mean} [{low}, {high}]" if math.isfinite(found.low + found.high) else mean
+    mean, low, high = (_rounded(x, decimals, sign) for x in _ends(found))
+    return f"{mean} [{low}, {high}]" if found.bounded else mean
+
+
+def _ends(found: Estimate) -> tuple[float, float, float]:
+    return found.value, found.low, found.high
 
 
 def _rounded(value: float, decimals: int, sign: str) -> str:

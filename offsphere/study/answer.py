@@ -16,7 +16,7 @@ from offsphere.study.made import metrics_of
 from offsphere.study.plan import Run, Study
 
 if TYPE_CHECKING:
-    from offsphere.analysis.stats import Estimate
+    from offsphere.analysis.stats import OverSeeds
 
 REFERENCE = "cosine"
 ALPHA = 0.05
@@ -32,7 +32,7 @@ class Compared(NamedTuple):
     level: str
     values: Values
     against: str = ""
-    difference: Estimate | None = None
+    difference: OverSeeds | None = None
 
 
 def answer(study: Study, runs: Sequence[Run]) -> Iterator[str]:
@@ -100,13 +100,13 @@ def sentence(metric: str, rows: Sequence[Compared]) -> str:
     if not told:
         return "Nothing can be compared yet: give every level at least 2 seeds in common."
     adjusted = holm([difference.p for _, difference in told])
-    best = min(range(len(told)), key=lambda i: (adjusted[i], -abs(told[i][1].mean)))
+    best = min(range(len(told)), key=lambda i: (adjusted[i], -abs(told[i][1].value)))
     row, difference = told[best]
     where = f" at {row.context}" if row.context else ""
     figures = f"{_interval(difference)}, {difference.n} seeds"
     family = f" of {len(told)} comparisons (Holm)" if len(told) > 1 else ""
     if adjusted[best] < ALPHA:
-        side = "above" if difference.mean > 0 else "below"
+        side = "above" if difference.value > 0 else "below"
         shown = sum(p < ALPHA for p in adjusted)
         return (
             f"{row.level} is {side} {row.against} in {metric}{where}: {figures}, p = "
@@ -114,9 +114,9 @@ def sentence(metric: str, rows: Sequence[Compared]) -> str:
         )
     said = f"No difference in {metric} can be told from 0{family}: the nearest is {row.level} - "
     said += f"{row.against}{where}, {figures}"
-    if difference.sd == 0 or difference.mean == 0:
+    if difference.sd == 0 or difference.value == 0:
         return f"{said}."
-    needed = seeds_for_difference(difference.sd, difference.mean, alpha=ALPHA / len(told))
+    needed = seeds_for_difference(difference.sd, difference.value, alpha=ALPHA / len(told))
     if needed is None:
         return f"{said}; not even 1000 seeds would show one of that size."
     more = max(needed - difference.n, 1)
@@ -180,10 +180,10 @@ def _cells(row: Compared) -> tuple[str, ...]:
     return row.context, row.level, mean, seeds, difference
 
 
-def _interval(found: Estimate, sign: str = "+") -> str:
+def _interval(found: OverSeeds, sign: str = "+") -> str:
     if not math.isfinite(found.high - found.low):
-        return f"{found.mean:{sign}.4g} in every seed"
-    return f"{found.mean:{sign}.4g} [{found.low:{sign}.4g}, {found.high:{sign}.4g}]"
+        return f"{found.value:{sign}.4g} in every seed"
+    return f"{found.value:{sign}.4g} [{found.low:{sign}.4g}, {found.high:{sign}.4g}]"
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

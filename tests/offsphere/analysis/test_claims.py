@@ -17,7 +17,7 @@ from offsphere.analysis.claim_file import load_claims
 from offsphere.analysis.claims import board, evaluate_claims, main
 from offsphere.analysis.exact import names_a_test
 from offsphere.analysis.measuring import measure
-from offsphere.analysis.stats import holm, interaction, paired_difference
+from offsphere.analysis.stats import contrast, holm, paired_difference
 from offsphere.analysis.tables import write_runs
 from offsphere.analysis.verdicts import claim_p
 from offsphere.run.config import settings as settings_of
@@ -180,8 +180,8 @@ def test_measures_the_paired_difference(tmp_path):
     expected = paired_difference(by_cell(table, "dot"), by_cell(table, "cosine"))
     shuffled = table.sample(frac=1, random_state=0)
     found = measure(claim(tmp_path), shuffled)
-    assert (found.mean, found.low, found.high) == pytest.approx(
-        (expected.mean, expected.low, expected.high), rel=1e-12
+    assert (found.value, found.low, found.high) == pytest.approx(
+        (expected.value, expected.low, expected.high), rel=1e-12
     )
 
 
@@ -197,20 +197,20 @@ def test_interactions_filters_averages_and_logarithms(tmp_path):
     query, halves = cells(4, 0.05, 1, task="query"), cells(4, 0.0, 2, task="halves")
     both = pd.concat([query, halves], ignore_index=True)
     sides = [by_cell(t, c) for t in (query, halves) for c in ("dot", "cosine")]
-    expected = interaction(*sides)
+    expected = contrast(list(sides), [1.0, -1.0, -1.0, 1.0])
     found = measure(claim(tmp_path, interaction={"task": "query - halves"}), both)
-    assert (found.mean, found.p) == pytest.approx((expected.mean, expected.p))
+    assert (found.value, found.p) == pytest.approx((expected.value, expected.p))
     plain = paired_difference(sides[2], sides[3])
     for wanted in ("halves", "not query", ["halves", "other"]):
-        assert measure(claim(tmp_path, where={"task": wanted}), both).mean == pytest.approx(
-            plain.mean
+        assert measure(claim(tmp_path, where={"task": wanted}), both).value == pytest.approx(
+            plain.value
         )
     ratio = measure(claim(tmp_path, where={"task": "query"}, transform="log"), both)
-    assert ratio.mean == pytest.approx(np.log(sides[0] / sides[1]).mean())
+    assert ratio.value == pytest.approx(np.log(sides[0] / sides[1]).mean())
     third = query.assign(cell="qnorm", run=query["run"] + "q", **{"test/probe": 0.5})
     three = pd.concat([query, third.drop_duplicates("seed")], ignore_index=True)
     mean = measure(claim(tmp_path, effect={"cell": "dot & qnorm - cosine"}), three)
-    assert mean.mean == pytest.approx(((sides[0] + 0.5) / 2 - sides[1]).mean())
+    assert mean.value == pytest.approx(((sides[0] + 0.5) / 2 - sides[1]).mean())
 
 
 def test_numbers_and_truth_values_in_contrasts(tmp_path):
@@ -219,7 +219,7 @@ def test_numbers_and_truth_values_in_contrasts(tmp_path):
     expected = (by_cell(on, "dot") - by_cell(off, "dot")).mean()
     for effect in ({"weight": "30 - 0"}, {"deep": "true - false"}):
         found = measure(claim(tmp_path, effect=effect, where={"cell": "dot"}), both)
-        assert found.mean == pytest.approx(expected)
+        assert found.value == pytest.approx(expected)
     assert measure(claim(tmp_path, where={"deep": True}), both).n == 3
     gaps = both.astype({"weight": "Float64", "deep": "boolean"})
     gaps.loc[0, ["weight", "deep"]] = pd.NA
@@ -247,15 +247,15 @@ def test_two_metrics_of_one_run_and_a_value_to_compare_with(tmp_path):
     table["untrained/probe"] = 0.4
     alone = {"effect": None, "where": {"cell": "dot"}}
     gain = measure(claim(tmp_path, metric="test/probe - untrained/probe", **alone), table)
-    assert gain.mean == pytest.approx(by_cell(table, "dot").mean() - 0.4)
+    assert gain.value == pytest.approx(by_cell(table, "dot").mean() - 0.4)
     above = measure(claim(tmp_path, against=0.5, **alone), table)
-    assert above.mean == pytest.approx(by_cell(table, "dot").mean() - 0.5)
+    assert above.value == pytest.approx(by_cell(table, "dot").mean() - 0.5)
 
 
 def test_tuning_runs_never_count(tmp_path):
     tested, tuned = cells(4, 0.02, eval_split="test"), cells(4, 0.5, eval_split="validation")
     found = measure(claim(tmp_path), pd.concat([tested, tuned], ignore_index=True))
-    assert found.mean == pytest.approx(0.02, abs=0.02)
+    assert found.value == pytest.approx(0.02, abs=0.02)
 
 
 def test_a_run_that_is_in_two_arms_is_one_run(tmp_path):
@@ -370,7 +370,7 @@ def test_the_untrained_network_is_the_baseline_without_information(tmp_path):
     table["untrained/probe"] = 0.4 + 0.01 * table["seed"]
     alone = {"effect": None, "where": {"cell": "dot"}}
     found = measure(claim(tmp_path, against="untrained", **alone), table)
-    assert found.mean == pytest.approx(by_cell(table, "dot").mean() - 0.415)
+    assert found.value == pytest.approx(by_cell(table, "dot").mean() - 0.415)
     with pytest.raises(ValueError, match="'against: untrained' needs one test metric"):
         claim(tmp_path, against="untrained", metric="train/loss", **alone)
 
@@ -382,8 +382,8 @@ def test_the_contrast_of_trained_minus_untrained_stands_beside_it(tmp_path):
     (line,) = evaluate_claims([claim(tmp_path)], results(tmp_path, cells=table))
     assert line.by_training is not None
     assert line.measured is not None
-    assert line.by_training.mean == pytest.approx(line.measured.mean - 0.02)
-    said = f"trained minus untrained {line.by_training.mean:+.4g} ["
+    assert line.by_training.value == pytest.approx(line.measured.value - 0.02)
+    said = f"trained minus untrained {line.by_training.value:+.4g} ["
     assert f"n=4, 78 to 3,125 steps, {said}" in board([line])
     on_the_page = str(page._claim(line, {}))
     assert said in on_the_page

@@ -186,7 +186,7 @@ def test_the_logarithm_of_a_mean_over_examples(tmp_path):
     table["test/ndcg10"] = x.mean(axis=2).ravel()
     claim = claim_of(tmp_path, metric="test/ndcg10", where={}, transform="log")
     found = measure(claim, table, kept)
-    assert found.mean == pytest.approx(np.log(x[1].mean(1) / x[0].mean(1)).mean())
+    assert found.value == pytest.approx(np.log(x[1].mean(1) / x[0].mean(1)).mean())
     drawn = [
         np.log(x[1][:, e].mean(1) / x[0][:, e].mean(1)).mean()
         for e in rng.integers(0, 300, (4000, 300))
@@ -202,7 +202,7 @@ def test_two_tasks_have_examples_of_their_own(tmp_path):
     changes = {"metric": "test/ndcg10", "where": {}, "interaction": {"task": "query - halves"}}
     found = measure(claim_of(tmp_path, **changes), both, kept)
     per_example = (x[1] - x[0]).mean(axis=0)
-    assert found.mean == pytest.approx(0.0, abs=1e-12)
+    assert found.value == pytest.approx(0.0, abs=1e-12)
     # The seeds cancel, the two sets of queries do not.
     assert found.standard_error == pytest.approx(math.sqrt(2 * per_example.var(ddof=1) / 80))
 

@@ -9,14 +9,14 @@ import pytest
 
 from offsphere.analysis.digest import Comparison
 from offsphere.analysis.overview import draw_squares, draw_symmetry
-from offsphere.analysis.panels import Measure
+from offsphere.estimate import Estimate
 
 
 def comparison(cell: str, where: str, mean: float, *, n: int = 5, **others: Any) -> Comparison:
     low, high = (mean - 0.1, mean + 0.1) if n else (math.nan, math.nan)
     kind = "symmetric" if where.startswith("cells_simclr") else "asymmetric"
     task = "Two views of an image" if kind == "symmetric" else "Query and document"
-    ratio = Measure(mean, low, high, n)
+    ratio = Estimate(mean, low, high, n)
     runs = frozenset(f"{task}-{cell}-seed{seed}" for seed in range(n))
     return Comparison(
         **{"kind": kind, "task": task, "where": where, "setting": "", "source": "ours"}

@@ -17,8 +17,8 @@ import pytest
 
 from offsphere.analysis.digest import read_study
 from offsphere.analysis.markup import interval, number
-from offsphere.analysis.panels import Measure
 from offsphere.analysis.report import write_report
+from offsphere.estimate import Estimate
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
@@ -148,15 +148,15 @@ def test_choosing_a_metric_puts_its_numbers_everywhere(open_page, results):
         metric = metrics[name]
         d = metric.decimals
         assert panel.locator(".metric-name").inner_text() == name
-        assert cell_texts(panel, "mean") == [number(x.mean, d) for x in metric.summary]
+        assert cell_texts(panel, "mean") == [number(x.value, d) for x in metric.summary]
         assert cell_texts(panel, "interval") == [interval(x, d) for x in metric.summary]
-        signed = [number(x and x.mean, d, signed=True) for x in metric.difference]
+        signed = [number(x and x.value, d, signed=True) for x in metric.difference]
         assert cell_texts(panel, "difference") == signed
         ends = [interval(x, d, signed=True) for x in metric.difference]
         assert cell_texts(panel, "difference-interval") == ends
-        none = Measure(math.nan, math.nan, math.nan, 0)
+        none = Estimate(math.nan, math.nan, math.nan, 0)
         both = [
-            Measure(x.mean, x.low, x.high, x.n) if x else none
+            Estimate(x.value, x.low, x.high, x.n) if x else none
             for x in metric.crossed or [None] * len(metric.summary)
         ]
         assert cell_texts(panel, "crossed") == [interval(x, d, signed=True) for x in both]
@@ -164,7 +164,7 @@ def test_choosing_a_metric_puts_its_numbers_everywhere(open_page, results):
         assert cell_texts(panel, "effect") == sizes
         assert cell_texts(panel, "smallest") == [number(x, d) for x in metric.smallest]
         assert str(label("aria-label")).startswith(f"{name}: ")
-        corners = [number(metric.summary[i].mean, d) for i in (0, 1, 2, 3)]
+        corners = [number(metric.summary[i].value, d) for i in (0, 1, 2, 3)]
         assert panel.locator(".square .value").all_inner_texts() == corners
     assert label("aria-label") == first
 
@@ -201,11 +201,11 @@ def test_choosing_a_setting_changes_the_square_and_the_map(open_page, results):
     metric = read_study(results / "symmetry").panels[0].metrics["test/ndcg10"]
     panel.locator('[data-control="context"]').select_option(label="task halves")
     shown = panel.locator(".square .value").all_inner_texts()
-    assert shown == [number(metric.summary[4 + i].mean, metric.decimals) for i in range(4)]
+    assert shown == [number(metric.summary[4 + i].value, metric.decimals) for i in range(4)]
     assert panel.locator(".map:visible caption b").all_inner_texts() == ["test/ndcg10, task halves"]
     effect = metric.squares[1].interaction
     spoken = panel.locator('[data-chart="effects"] svg').get_attribute("aria-label")
-    assert f"interaction: {number(effect.mean, metric.decimals, signed=True)}" in str(spoken)
+    assert f"interaction: {number(effect.value, metric.decimals, signed=True)}" in str(spoken)
 
 
 def test_values_by_pointer_and_by_arrow_keys(open_page, results):
@@ -213,7 +213,7 @@ def test_values_by_pointer_and_by_arrow_keys(open_page, results):
     panel = panel_of(page)
     metric = read_study(results / "symmetry").panels[0].metrics["test/ndcg10"]
     texts = [
-        f"{name}, task query\n{number(x.mean, metric.decimals)} {interval(x, metric.decimals)}"
+        f"{name}, task query\n{number(x.value, metric.decimals)} {interval(x, metric.decimals)}"
         for name, x in zip(("cosine", "qnorm", "dnorm", "dot"), metric.summary, strict=False)
     ]
     tip = page.locator("#tip")
@@ -239,7 +239,7 @@ def test_batch_size_against_gain_and_variance(open_page, results):
     decimals = metrics["test/probe"].decimals
     spoken = str(panel.locator('[data-chart="along-gain"] svg').get_attribute("aria-label"))
     for batch, gain in zip((32, 128, 512), gains, strict=True):
-        assert f"{batch} {number(gain.mean, decimals, signed=True)}" in spoken
+        assert f"{batch} {number(gain.value, decimals, signed=True)}" in spoken
     variance = panel.locator('[data-chart="along-variance"]')
     spoken = str(variance.locator("svg").get_attribute("aria-label"))
     assert "variance_weight 0: 32 0.1500, 128 0.1500, 512 0.1500" in spoken

@@ -39,8 +39,6 @@ from offsphere.analysis.report import main, write_report
 from offsphere.analysis.stats import crossed as over_both
 from offsphere.analysis.tables import (
     examples_by_run,
-    outcome_matrix,
-    read_examples,
     read_runs,
     write_runs,
 )
@@ -102,7 +100,9 @@ def test_means_differences_and_effect_sizes_are_scipys(symmetry, results):
         seen = own[~np.isnan(own)]
         expected = stats.t.interval(0.95, len(seen) - 1, seen.mean(), stats.sem(seen))
         found = metric.summary[place]
-        assert found[:3] == pytest.approx((seen.mean(), *expected), rel=1e-12)
+        assert (found.value, found.low, found.high) == pytest.approx(
+            (seen.mean(), *expected), rel=1e-12
+        )
         assert (found.n, metric.missing[place]) == (len(seen), len(own) - len(seen))
         difference = metric.difference[place]
         if cell == "cosine":
@@ -111,7 +111,8 @@ def test_means_differences_and_effect_sizes_are_scipys(symmetry, results):
         base = values_of(runs, task, "cosine", "test/ndcg10")[~np.isnan(own)]
         interval = stats.ttest_rel(seen, base).confidence_interval(0.95)
         assert difference is not None
-        assert difference[1:3] == pytest.approx((interval.low, interval.high), rel=1e-9)
+        bounds = (difference.low, difference.high)
+        assert bounds == pytest.approx((interval.low, interval.high), rel=1e-9)
         gap = seen - base
         f = len(gap) - 1
         hedges = special.gamma(f / 2) / (math.sqrt(f / 2) * special.gamma((f - 1) / 2))
@@ -127,13 +128,13 @@ def test_the_square_is_the_mean_of_each_seeds_contrast(symmetry, results):
     )
     cosine, qnorm, dnorm, dot = (x[[0, 1, 3]] for x in cells)  # dot failed for the third seed
     assert square.left.n == 3
-    assert square.left.mean == pytest.approx(((cosine + qnorm - dnorm - dot) / 2).mean())
-    assert square.right.mean == pytest.approx(((cosine + dnorm - qnorm - dot) / 2).mean())
-    assert square.interaction.mean == pytest.approx((cosine - qnorm - dnorm + dot).mean())
+    assert square.left.value == pytest.approx(((cosine + qnorm - dnorm - dot) / 2).mean())
+    assert square.right.value == pytest.approx(((cosine + dnorm - qnorm - dot) / 2).mean())
+    assert square.interaction.value == pytest.approx((cosine - qnorm - dnorm + dot).mean())
 
 
 def test_differences_over_seeds_and_examples_are_crossed(symmetry, results):
-    examples = read_examples(results / "symmetry" / "examples.parquet")
+    examples = examples_by_run(results / "symmetry", lambda name: name == "ndcg10")
     panel = symmetry.panels[0]
     metric = panel.metrics["test/ndcg10"]
     crossed = metric.crossed
@@ -144,7 +145,12 @@ def test_differences_over_seeds_and_examples_are_crossed(symmetry, results):
             assert crossed[place] is None
             continue
         pair = [
-            outcome_matrix(examples, [f"{c}-seed{s}-{task}" for s in panel.seeds], "ndcg10")
+            np.stack(
+                [
+                    examples.get(f"{c}-seed{s}-{task}", {"ndcg10": np.full(50, math.nan)})["ndcg10"]
+                    for s in panel.seeds
+                ]
+            )
             for c in (cell, "cosine")
         ]
         expected = over_both([pair[0] - pair[1]])
@@ -152,7 +158,7 @@ def test_differences_over_seeds_and_examples_are_crossed(symmetry, results):
         difference = metric.difference[place]
         assert difference is not None
         assert (expected.n, expected.examples) == (difference.n, 50)
-        assert expected.mean == pytest.approx(difference.mean, abs=1e-9)
+        assert expected.value == pytest.approx(difference.value, abs=1e-9)
         # Another test set would move the difference too, so its standard error is larger.
         assert expected.standard_error > expected.sd / math.sqrt(expected.n)
     assert panel.metrics["test/recall100"].crossed is None
@@ -176,7 +182,7 @@ def test_an_outcome_with_another_mean_is_not_the_metric():
         return panel.metrics["test/probe"].crossed
 
     found = crossed(half)
-    assert [each and (each.n, each.mean) for each in found or []] == [None, (3, 0.0)]
+    assert [each and (each.n, each.value) for each in found or []] == [None, (3, 0.0)]
     assert crossed(half | {"dot1": {"probe_correct": np.ones(8)}}) is None
     shorter = {"dot1": {"probe_correct": np.array([0.0, 1.0])}}
     assert crossed(half | shorter) is None
@@ -204,7 +210,8 @@ def test_delta_cv_is_the_paired_ratio_of_the_queries_variation(symmetry, results
         logs = logs[np.isfinite(logs)]  # one run of dot failed
         reach = stats.t.ppf(0.975, len(logs) - 1) * stats.sem(logs)
         expected = np.exp([logs.mean(), logs.mean() - reach, logs.mean() + reach])
-        assert panel.delta_cv[context][:3] == pytest.approx(expected)
+        found = panel.delta_cv[context]
+        assert (found.value, found.low, found.high) == pytest.approx(expected)
         assert panel.delta_cv[context].n == len(logs)
 
 
@@ -240,7 +247,7 @@ def test_curves_are_means_over_seeds_against_samples(symmetry, results):
     rows = table.loc[(table["name"] == "train/loss") & table["run"].isin(members)]
     means = [rows.loc[rows["step"] == step, "value"].mean() for step in (0, 10, 20)]
     assert line.x == [0.0, 80.0, 160.0]
-    assert [p.mean for p in line.points] == pytest.approx(means)
+    assert [p.value for p in line.points] == pytest.approx(means)
     assert panel.curves_over == "samples"
 
 
@@ -270,7 +277,7 @@ def test_parts_are_compared_apart_and_batch_sizes_in_order(results):
     assert first.along is not None
     assert first.along.factor == "batch_size"
     assert first.along.groups == [("", [(32.0, 0), (128.0, 1), (512.0, 2)])]
-    gains = [x.mean for x in first.metrics["test/probe"].difference if x is not None]
+    gains = [x.value for x in first.metrics["test/probe"].difference if x is not None]
     assert gains == pytest.approx([0.08, 0.03, 0.0], abs=0.01)
     # The paper's line was measured with NT-Xent: it stands beside that loss only.
     table = {line.level: dict(line.points) for line in first.reference}
@@ -308,7 +315,7 @@ def test_bands_over_training_are_the_t_intervals_of_each_step(rows):
     values = np.array(rows)
     for found, column in zip(measures(values), values.T, strict=True):
         expected = measure(column)
-        assert (found.n, found.mean) == (expected.n, pytest.approx(expected.mean, abs=1e-9))
+        assert (found.n, found.value) == (expected.n, pytest.approx(expected.value, abs=1e-9))
         if len(column) > 1 and column.std() > 1e-6:
             assert found.low == pytest.approx(expected.low, rel=1e-6, abs=1e-9)
 
@@ -316,13 +323,13 @@ def test_bands_over_training_are_the_t_intervals_of_each_step(rows):
 def test_measures_leave_out_what_is_missing():
     values = np.array([[1.0, np.nan, np.inf], [3.0, 2.0, np.nan]])
     first, second, third = measures(values)
-    assert (first.mean, first.n) == (2.0, 2)
-    assert (second.mean, second.n, math.isnan(second.low)) == (2.0, 1, True)
-    assert (math.isnan(third.mean), third.n) == (True, 0)
+    assert (first.value, first.n) == (2.0, 2)
+    assert (second.value, second.n, math.isnan(second.low)) == (2.0, 1, True)
+    assert (math.isnan(third.value), third.n) == (True, 0)
 
 
 def test_published_ratios_are_those_of_the_printed_tables():
-    found = {(c.task, c.where, c.cell): c.ratio.mean for c in published_comparisons()}
+    found = {(c.task, c.where, c.cell): c.ratio.value for c in published_comparisons()}
     clip = ("Image and text, two-way loss", "CLIP from scratch, symmetric loss, MS-COCO", "dot")
     assert found[clip] == pytest.approx(math.log(25.1 / 38.4))
     sts = "contriever, AllNLI + STS-B, MSE with scale 0.01, STS-B test"
@@ -340,7 +347,8 @@ def test_ours_beside_the_papers_are_paired_log_ratios(symmetry, results):
     dot, cosine = (values_of(runs, "query", c, "test/ndcg10") for c in ("dot", "cosine"))
     logs = np.log(dot / cosine)
     expected = stats.t.interval(0.95, 3, logs.mean(), stats.sem(logs))
-    assert found.ratio[:3] == pytest.approx((logs.mean(), *expected))
+    ratio = found.ratio
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((logs.mean(), *expected))
     assert {c.kind for c in ours} == {"asymmetric", "symmetric"}
 
 
@@ -376,7 +384,7 @@ def test_a_one_way_loss_is_compared_on_its_own_direction(tmp_path):
     rows[-3]["test/i2t_r1"] = rows[-1]["test/t2i_r1"] = rows[-6]["test/mean_r1"] = 0.0
     write_runs(pd.DataFrame(rows), tmp_path / "runs.csv")
     found = {
-        c.task: (c.metric, math.exp(c.ratio.mean), c.setting, len(c.runs))
+        c.task: (c.metric, math.exp(c.ratio.value), c.setting, len(c.runs))
         for c in digest.compare_with_cosine([read_study(tmp_path)])
         if c.source == "ours"
     }
@@ -492,9 +500,9 @@ def test_the_same_files_give_the_same_report(results, written, tmp_path):
 def test_tables_are_written_beside_the_page(written, symmetry):
     table = pd.read_csv(written.parent / "tables" / "symmetry" / "1-text.csv")
     metric = symmetry.panels[0].metrics["test/ndcg10"]
-    assert list(table["mean"]) == [x.mean for x in metric.summary]
+    assert list(table["mean"]) == [x.value for x in metric.summary]
     assert list(table["missing"]) == metric.missing
-    assert list(table["difference"].dropna()) == [x.mean for x in metric.difference if x]
+    assert list(table["difference"].dropna()) == [x.value for x in metric.difference if x]
     latex = (written.parent / "tables" / "symmetry" / "1-text.tex").read_text()
     assert latex.startswith(r"\begin{tabular}")
     assert r"nDCG@10 (\%) & nDCG@10 minus cosine (points) & seeds" in latex
@@ -512,7 +520,7 @@ def test_the_same_study_gives_the_same_figures(symmetry, tmp_path):
     drawn = first["1-text-square.svg"].decode()
     metric = symmetry.panels[0].metrics["test/ndcg10"]
     for found in metric.summary:
-        assert f"{100 * found.mean:.1f}" in drawn
+        assert f"{100 * found.value:.1f}" in drawn
 
 
 def test_a_line_against_the_batch_size_is_drawn(results, tmp_path):
@@ -596,7 +604,7 @@ def test_accuracies_stand_side_by_side(results):
     found = Elements(html).texts
     gain = panel.metrics["test/probe"].difference[1]
     assert gain is not None
-    assert html.count(f"{gain.mean:+.4f} ") == 3
+    assert html.count(f"{gain.value:+.4f} ") == 3
     assert "variance_weight 30, batch_size 32" in " ".join(found)
     assert "1,250" in " ".join(found)
 
@@ -623,4 +631,4 @@ def test_exponents_over_training_are_drawn_where_they_are_learned(cell, drawn):
     assert ("train/exponent_left" in panel.curves) == drawn
     if drawn:
         (line,) = panel.curves["train/exponent_left"]
-        assert [point.mean for point in line.points] == pytest.approx([0.45, 0.35])
+        assert [point.value for point in line.points] == pytest.approx([0.45, 0.35])

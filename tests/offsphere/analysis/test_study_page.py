@@ -13,11 +13,11 @@ import pytest
 
 from offsphere.analysis.answer import answers, sentence
 from offsphere.analysis.digest import read_study
-from offsphere.analysis.panels import Measure
 from offsphere.analysis.paper_tables import paper_table
 from offsphere.analysis.report import main, write_report
 from offsphere.analysis.tables import export, write_runs
 from offsphere.analysis.words import mean_and_interval, spoken, words_of
+from offsphere.estimate import Estimate
 from offsphere.run import progress
 
 DATE = "2026-01-02"
@@ -175,9 +175,9 @@ def test_metrics_in_words(metric, titled, unit):
 
 
 def test_cells_have_no_negative_zero_and_no_interval_that_is_not_there():
-    assert mean_and_interval(Measure(-0.04, -0.2, 0.01, 3), 1, signed=True) == "0.0 [-0.2, 0.0]"
-    assert mean_and_interval(Measure(1.0, math.nan, math.nan, 1), 2) == "1.00"
-    assert mean_and_interval(Measure(math.nan, math.nan, math.nan, 0), 2) == ""
+    assert mean_and_interval(Estimate(-0.04, -0.2, 0.01, 3), 1, signed=True) == "0.0 [-0.2, 0.0]"
+    assert mean_and_interval(Estimate(1.0, math.nan, math.nan, 1), 2) == "1.00"
+    assert mean_and_interval(Estimate(math.nan, math.nan, math.nan, 0), 2) == ""
     assert mean_and_interval(None, 2) == ""
 
 
@@ -193,7 +193,7 @@ def test_figures_have_words_for_labels(results, tmp_path):
         assert not [text for text in texts if "_" in text or "test/" in text or "train/" in text]
         assert (tmp_path / f"1-text-{kind}.pdf").read_bytes().startswith(b"%PDF")
     metric = spoken(found.panels[0].metrics["test/ndcg10"])
-    assert metric.summary[0].mean == 100 * found.panels[0].metrics["test/ndcg10"].summary[0].mean
+    assert metric.summary[0].value == 100 * found.panels[0].metrics["test/ndcg10"].summary[0].value
 
 
 def test_a_report_tells_how_far_it_is(results, tmp_path, capsys, monkeypatch):

@@ -14,20 +14,18 @@ from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
 from pyarrow.parquet import ParquetFile
 from safetensors.numpy import save_file
-from scipy import stats as scipy_stats
 
 from offsphere.analysis.tables import (
     CURVES,
     EXAMPLES,
     RUNS,
     curves_table,
+    examples_by_run,
     examples_table,
     export,
-    outcome_matrix,
     read_runs,
     run_folders,
     runs_table,
-    summary_table,
     write_curves,
     write_examples,
     write_runs,
@@ -199,39 +197,15 @@ def test_per_example_outcomes(study, tmp_path):
     save_file({"knn_correct": correct[1]}, two / "examples.safetensors")
     examples = examples_table(study)
     assert sorted(examples["outcome"].unique()) == ["knn_correct", "norm"]
-    matrix = outcome_matrix(examples, [two.name, None, one.name], "knn_correct")
-    np.testing.assert_array_equal(matrix[[0, 2]], correct[::-1])
-    assert np.isnan(matrix[1]).all()
-    (kept,) = outcome_matrix(examples, [one.name], "norm")
+    found = examples_by_run(study, lambda name: True)
+    for path, expected in ((one, correct[0]), (two, correct[1])):
+        np.testing.assert_array_equal(found[path.name]["knn_correct"], expected)
+    kept = found[one.name]["norm"]
     np.testing.assert_allclose(kept, norms, rtol=2**-8)
     assert (np.frexp(kept)[0] * 2**8 % 1 == 0).all()
     write_examples(examples, tmp_path / EXAMPLES)
     assert_frame_equal(examples_table(tmp_path), examples, check_exact=True)
     assert ParquetFile(tmp_path / EXAMPLES).num_row_groups == 2
-    with pytest.raises(ValueError, match="Did you mean 'knn_correct'"):
-        outcome_matrix(examples, [one.name], "knn_corect")
-    save_file({"knn_correct": correct[1][:20]}, two / "examples.safetensors")
-    with pytest.raises(ValueError, match="20 to 30 examples"):
-        outcome_matrix(examples_table(study), [one.name, two.name], "knn_correct")
-
-
-def test_summary_is_the_t_interval_over_seeds():
-    values = [0.1, 0.4, 0.2, math.nan, 0.9]
-    runs = pd.DataFrame({"cell": ["dot"] * 4 + ["cosine"], "seed": [0, 1, 2, 3, 0], "m": values})
-    summary = summary_table(runs, ["cell"], ["m"]).set_index("cell")
-    low, high = scipy_stats.t.interval(0.95, 2, np.mean(values[:3]), scipy_stats.sem(values[:3]))
-    row = summary.loc["dot"]
-    assert (row["mean"], row["low"], row["high"]) == pytest.approx((0.7 / 3, low, high))
-    assert (row["seeds"], row["missing"]) == (3, 1)
-    assert (summary.loc["cosine", "mean"], summary.loc["cosine", "seeds"]) == (0.9, 1)
-    assert math.isnan(summary.loc["cosine", "low"])
-    with pytest.raises(ValueError, match="Unknown column 'cel'"):
-        summary_table(runs, ["cel"], ["m"])
-
-
-def test_a_run_in_two_arms_counts_once_per_group():
-    runs = pd.DataFrame({"run": ["a", "a", "b"], "cell": ["dot"] * 3, "m": [1.0, 1.0, 2.0]})
-    assert summary_table(runs, ["cell"], ["m"])["mean"].item() == 1.5
 
 
 NASTY = pd.DataFrame(

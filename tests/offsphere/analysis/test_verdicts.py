@@ -9,15 +9,15 @@ import pytest
 from scipy import stats as scipy_stats
 from statsmodels.stats.power import TTestPower
 
-from offsphere.analysis.power import equivalence_power, t_test_power
-from offsphere.analysis.stats import Estimate, estimate
+from offsphere.analysis.power import inside_power, t_test_power
+from offsphere.analysis.stats import OverSeeds, estimate
 from offsphere.analysis.verdicts import Word, claim_p, seeds_to_settle, verdict
 
 SEEDS = (3, 5, 10)
 ERROR = 0.05 + 2.5 * math.sqrt(0.05 * 0.95 / 300)
 
 
-def of_interval(low: float, high: float, n: int = 10) -> Estimate:
+def of_interval(low: float, high: float, n: int = 10) -> OverSeeds:
     """The estimate of n seeds whose 95 % interval this is."""
     z = np.random.default_rng(0).standard_normal(n)
     sd = (high - low) / 2 * math.sqrt(n) / scipy_stats.t.ppf(0.975, n - 1)
@@ -99,7 +99,7 @@ def test_a_family_asks_for_more():
 
 def test_the_question_of_each_expectation():
     found = of_interval(-0.2, 0.9)
-    z = (np.array([1.0, -1.0]) - found.mean) / found.standard_error
+    z = (np.array([1.0, -1.0]) - found.value) / found.standard_error
     above, below = scipy_stats.t.cdf(z, 9)
     assert claim_p(found, "greater", 1.0) == pytest.approx(found.p)
     assert claim_p(found, "not_greater", 1.0) == pytest.approx(1 - above)
@@ -112,16 +112,16 @@ def test_the_question_of_each_expectation():
 def test_seeds_to_settle_have_80_percent_power(family):
     measured, alpha = of_interval(-0.2, 1.0), 0.05 / family
     needed = seeds_to_settle(measured, "greater", None, alpha=alpha)
-    size = measured.mean / measured.sd
+    size = measured.value / measured.sd
     solved = TTestPower().solve_power(size, alpha=alpha, power=0.8)
     assert needed == math.ceil(solved)
-    assert t_test_power(needed, measured.sd, measured.mean, alpha=alpha) >= 0.8
+    assert t_test_power(needed, measured.sd, measured.value, alpha=alpha) >= 0.8
     # Near 0 equivalence comes sooner than a difference.
     near = of_interval(-1.1, 1.2)
     needed = seeds_to_settle(near, "greater", 1.0, alpha=alpha)
     assert needed is not None
     chances = [
-        equivalence_power(n, near.sd, 1.0, difference=near.mean, alpha=alpha)
+        inside_power(near.value, near.sd / math.sqrt(n), n - 1, 1.0, alpha=alpha)
         for n in (needed - 1, needed)
     ]
     assert chances[0] < 0.8 <= chances[1]
@@ -156,7 +156,7 @@ def test_a_planted_null_gets_its_verdict(n):
     assert rate(words(0.0, "greater", n, 300), "shown", "the opposite") <= ERROR
     equivalent = words(0.0, "equivalent", n, 300)
     assert rate(equivalent, "shown beyond") <= ERROR
-    expected = equivalence_power(n, 1.0, 1.5)
+    expected = inside_power(0.0, 1 / math.sqrt(n), n - 1, 1.5)
     inside = rate(equivalent, "equivalent", "shown, inside")
     assert inside == pytest.approx(expected, abs=0.09)
 

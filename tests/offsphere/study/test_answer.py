@@ -51,7 +51,7 @@ def test_means_and_paired_differences_are_those_of_scipy(ended):
     differences = np.array([NOISE[seed] - 0.1 for seed in SEEDS])
     half = stats.t.ppf(0.975, 4) * differences.std(ddof=1) / np.sqrt(5)
     assert dot.difference is not None
-    assert dot.difference.mean == pytest.approx(differences.mean())
+    assert dot.difference.value == pytest.approx(differences.mean())
     assert dot.difference.low == pytest.approx(differences.mean() - half)
     *table, said = answer.answer(study, runs)
     assert table[0] == "test/score: mean [95 % interval], and the paired difference"
