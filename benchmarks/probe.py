@@ -221,7 +221,7 @@ def _load(settings: Settings) -> tuple[Images, Images]:
         test = load_images(settings.data, split="test", image_size=settings.image_size)
     else:
         test = load_images(settings.data_test, split="all", image_size=settings.image_size)
-    if not (isinstance(train, Images) and isinstance(test, Images)):
+    if not (train.in_memory and test.in_memory):
         raise ValueError(f"{settings.data} does not fit into memory: use --limit.")
     return train, test
 

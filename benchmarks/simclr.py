@@ -24,7 +24,7 @@ from offsphere.encoders.images import ImageEncoder
 from offsphere.training.optim import build_optimizers
 from offsphere.training.run import objective_of
 from vision import experiment
-from vision.images import Images, LazyImages, load_images
+from vision.images import Images, load_images
 from vision.methods import MoCo, SimCLR
 from vision.settings import VisionSettings
 
@@ -46,7 +46,7 @@ def our_method(kind: str, settings: VisionSettings, population: int) -> SimCLR |
     return MoCo(encoder, objective, views, settings, queue_size=2048, momentum=0.99, key_groups=4)
 
 
-def our_step(kind: str, images: Images | LazyImages, settings: VisionSettings, clock: Clock):
+def our_step(kind: str, images: Images, settings: VisionSettings, clock: Clock):
     """One training step of ours; the clock is told where the time goes."""
     method = our_method(kind, settings, len(images))
     batches = experiment.TrainingBatches(images, settings)
@@ -94,7 +94,7 @@ class Clock:
 class Pictures(torch.utils.data.Dataset):
     """PIL pictures for lightly's transforms, as its own datasets give them."""
 
-    def __init__(self, images: Images | LazyImages, transform: Callable) -> None:
+    def __init__(self, images: Images, transform: Callable) -> None:
         self.images, self.transform = images, transform
 
     def __len__(self) -> int:
@@ -107,7 +107,7 @@ class Pictures(torch.utils.data.Dataset):
         return self.transform(to_pil_image(pixels))
 
 
-def lightly_step(kind: str, images: Images | LazyImages, settings: VisionSettings, workers: int):
+def lightly_step(kind: str, images: Images, settings: VisionSettings, workers: int):
     """One training step of the stock recipe, written as lightly's examples write it."""
     from copy import deepcopy
 

@@ -17,7 +17,7 @@ from crossmodal.evaluate import Evaluator, mean_recall
 from crossmodal.frozen import frozen_features
 from crossmodal.methods import Clip, Look, Pairs
 from crossmodal.settings import DIRECTIONS, MODELS, ClipSettings
-from crossmodal.shards import StreamedPairs, stream_pairs
+from crossmodal.stream import StreamedPairs, stream_pairs
 from offsphere.data.pictures import MEMORY_LIMIT
 from offsphere.data.shards import is_streamed
 from offsphere.data.views import Views, sample_parameters

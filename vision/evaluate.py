@@ -22,7 +22,6 @@ from offsphere.evaluation.knn import KnnResult, knn
 from offsphere.evaluation.linear_probe import ProbeResult, linear_probe, sgd_probe
 from offsphere.run.progress import track
 from offsphere.variance import negative_statistics
-from vision.images import LazyImages
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -171,7 +170,7 @@ def polar(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d+1"]:
     return torch.cat([unit(x), x.norm(dim=1, keepdim=True)], 1)
 
 
-def is_labelled(images: Images | LazyImages) -> bool:
+def is_labelled(images: Images) -> bool:
     """Whether there is anything to classify: two classes at least."""
     return len(images.labels.unique()) > 1
 
@@ -205,7 +204,7 @@ def _both_kinds(correct: Tensor) -> bool:
 
 
 @torch.no_grad()
-def extract(encoder: ImageEncoder, images: Images | LazyImages, workers: int = 0) -> Features:
+def extract(encoder: ImageEncoder, images: Images, workers: int = 0) -> Features:
     """Raw features and embeddings of unaugmented images, on the CPU; workers decode lazy images."""
     device = next(encoder.parameters()).device
     mean = torch.tensor(IMAGENET_MEAN, device=device)[:, None, None] * 255
@@ -213,7 +212,7 @@ def extract(encoder: ImageEncoder, images: Images | LazyImages, workers: int = 0
     loader = DataLoader(
         Chunks(images),
         batch_size=None,
-        num_workers=workers if isinstance(images, LazyImages) else 0,
+        num_workers=0 if images.in_memory else workers,
     )
     training = encoder.training
     encoder.eval()
@@ -229,7 +228,7 @@ def extract(encoder: ImageEncoder, images: Images | LazyImages, workers: int = 0
 class Chunks(Dataset):
     """All pictures in order, a few hundred at a time."""
 
-    def __init__(self, images: Images | LazyImages) -> None:
+    def __init__(self, images: Images) -> None:
         self.images = images
 
     def __len__(self) -> int:

@@ -21,7 +21,7 @@ from offsphere.training.run import Experiment, eval_exponents, train_run
 from offsphere.training.settings import steps_of
 from offsphere.training.streams import batch_indices, stream, stream_seed
 from vision.evaluate import Evaluator, is_labelled, validation_knn
-from vision.images import Images, LazyImages, load_images
+from vision.images import Images, load_images
 from vision.methods import MoCo, SimCLR, TwoViews
 from vision.settings import VisionSettings
 from vision.views import LightlyViews, gallery, lightly_views
@@ -31,10 +31,10 @@ from vision.views import LightlyViews, gallery, lightly_views
 class Splits:
     """The images of a run: training, what is measured, and what calibrates a confidence."""
 
-    train: Images | LazyImages
-    test: Images | LazyImages
-    validation: Images | LazyImages | None = None
-    ood: Images | LazyImages | None = None
+    train: Images
+    test: Images
+    validation: Images | None = None
+    ood: Images | None = None
 
     def describe(self) -> dict[str, object]:
         """Name, size and content hash of each, and how many samples were left out as damaged."""
@@ -66,7 +66,7 @@ kept_images = lru_cache(maxsize=4)(load_images)
 def load_splits(settings: VisionSettings) -> Splits:
     """Everything a run reads; the test split is left alone when validation is measured."""
 
-    def load(data: str, split: str, limit: int | None = None) -> Images | LazyImages:
+    def load(data: str, split: str, limit: int | None = None) -> Images:
         return kept_images(
             data,
             split=split,
@@ -91,7 +91,7 @@ def load_splits(settings: VisionSettings) -> Splits:
     return Splits(train, test, validation, ood)
 
 
-def check_same_classes(train: Images | LazyImages, test: Images | LazyImages) -> None:
+def check_same_classes(train: Images, test: Images) -> None:
     """Refuse test data whose labels stand for other classes than those of the training data."""
     if len(test.classes) != len(train.classes):
         raise ValueError(
@@ -135,7 +135,7 @@ def make_views(settings: VisionSettings) -> Views | LightlyViews:
 class TrainingBatches(Dataset):
     """batches[step]: the images of a step, already augmented if that is done image by image."""
 
-    def __init__(self, images: Images | LazyImages, settings: VisionSettings) -> None:
+    def __init__(self, images: Images, settings: VisionSettings) -> None:
         self.images, self.settings = images, settings
         views = make_views(settings)
         self.views = views if isinstance(views, LightlyViews) else None

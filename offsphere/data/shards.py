@@ -14,23 +14,20 @@ import re
 import stat
 import tarfile
 import time
-import zipfile
-from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from offsphere.names import unknown
+from offsphere.data.bad import LEAVE_IT_OUT, BadSamples
+from offsphere.data.cache import cache_file, keep, keep_arrays, kept_arrays, kept_string
 from offsphere.run.addresses import check_address, fetch_beside, keep_secret, public, real
-from offsphere.run.files import atomic_write, cache_directory
 from offsphere.run.record import write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ON_BAD_SAMPLE = ("error", "skip")
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 MANIFEST = "manifest.json"
 END_MARK = bytes(1024)
@@ -44,22 +41,6 @@ MOST_SHARDS = 10**6
 MOST_CLASSES = 10**6
 WRONG_SUM = f"other bytes than those whose SHA-256 {MANIFEST} gives (some are damaged or changed)"
 CUT = "is cut short or damaged (it has no end-of-archive mark)"
-
-
-class BadSamples:
-    """Stops at the first bad sample, or collects them, as the user asked."""
-
-    def __init__(self, on_bad_sample: str) -> None:
-        if on_bad_sample not in ON_BAD_SAMPLE:
-            raise unknown("value of on_bad_sample", on_bad_sample, ON_BAD_SAMPLE)
-        self.skip = on_bad_sample == "skip"
-        self.messages: list[str] = []
-
-    def add(self, message: str, skipping: str = "leaves such samples out") -> None:
-        """Report one bad sample, or what else is wrong and what skipping does about it."""
-        if not self.skip:
-            raise ValueError(f"{message} (--on-bad-sample=skip {skipping}.)")
-        self.messages.append(message)
 
 
 class Member(NamedTuple):
@@ -195,14 +176,13 @@ def _matches(path: Path) -> list[Path]:
 
 def index_shard(path: Path) -> ShardIndex:
     """A shard's index, from the cache if the file is as it was, else from its tar headers."""
-    identity = _identity(path)
-    entry = _cache_entry(path, "npz")
-    members = None if entry is None else _read_entry(entry, identity)
+    identity, entry = _identity(path), _cache_entry(path, "npz")
+    members = _kept_members(entry, identity)
     if members is not None:
         return ShardIndex(path, members)
     index = scan_shard(path)
-    if entry is not None and index.problem is None and len(index.members) >= CACHED_MEMBERS:
-        _write_entry(entry, identity, index.members)
+    if index.problem is None and len(index.members) >= CACHED_MEMBERS:
+        _keep_members(entry, identity, index.members)
     return index
 
 
@@ -236,64 +216,50 @@ def scan_shard(path: Path) -> ShardIndex:
 def checksum(path: Path) -> str:
     """A file's SHA-256, from the cache if the file is as it was."""
     size, changed = _identity(path)
-    large = size >= CACHED_BYTES
-    entry = _cache_entry(path, "sha256") if large else None
+    entry = _cache_entry(path, "sha256") if size >= CACHED_BYTES else None
     stamp = f"{size} {changed} "
-    if entry is not None:
-        with suppress(OSError, ValueError):
-            stored = entry.read_text()
-            if stored.startswith(stamp) and len(stored) == len(stamp) + 64:
-                return stored.removeprefix(stamp)
+    stored = kept_string(entry)
+    if stored.startswith(stamp) and len(stored) == len(stamp) + 64:
+        return stored.removeprefix(stamp)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if entry is not None and time.time() - changed / 1e9 > AT_REST:
-        with suppress(OSError):
-            entry.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(entry, lambda out: out.write((stamp + digest).encode()))
+    if time.time() - changed / 1e9 > AT_REST:
+        keep(entry, lambda out: out.write((stamp + digest).encode()))
     return digest
 
 
 def _cache_entry(path: Path, suffix: str) -> Path | None:
-    folder = cache_directory()
     name = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:32]
-    return None if folder is None else folder / "shards" / f"{name}.{suffix}"
+    return cache_file("shards", f"{name}.{suffix}")
 
 
-def _read_entry(entry: Path, identity: tuple[int, int]) -> tuple[Member, ...] | None:
+def _kept_members(entry: Path | None, identity: tuple[int, int]) -> tuple[Member, ...] | None:
     """The cached members, or None if there are none, they are another file's or damaged."""
-    import numpy as np  # here, because every script's --help reads this module
-
+    stored = kept_arrays(entry)
     try:
-        with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            if tuple(stored["identity"].tolist()) != identity:
-                return None
-            names = stored["names"].tobytes().decode().split("\0")[:-1]
-            places = stored["places"].tolist()
+        if tuple(stored["identity"].tolist()) != identity:
+            return None
+        names = stored["names"].tobytes().decode().split("\0")[:-1]
+        places = stored["places"].tolist()
         return tuple(
             Member(name, offset, size) for name, (offset, size) in zip(names, places, strict=True)
         )
-    except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile):
+    except (ValueError, KeyError, TypeError):
         return None
 
 
-def _write_entry(entry: Path, identity: tuple[int, int], members: tuple[Member, ...]) -> None:
-    """Store an index in one step; a cache that cannot be written is done without."""
-    import numpy as np
+def _keep_members(
+    entry: Path | None, identity: tuple[int, int], members: tuple[Member, ...]
+) -> None:
+    import numpy as np  # here, because every script's --help reads this module
 
     names = "".join(f"{member.name}\0" for member in members).encode()
-    places = np.array([member[1:] for member in members], np.int64).reshape(len(members), 2)
-
-    def write(file: BinaryIO) -> None:
-        np.savez(
-            file,
-            identity=np.array(identity, np.int64),
-            names=np.frombuffer(names, np.uint8),
-            places=places,
-        )
-
-    with suppress(OSError):
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(entry, write)
+    keep_arrays(
+        entry,
+        identity=np.array(identity, np.int64),
+        names=np.frombuffer(names, np.uint8),
+        places=np.array([member[1:] for member in members], np.int64).reshape(len(members), 2),
+    )
 
 
 def key_and_suffix(name: str) -> tuple[str, str] | None:
@@ -330,7 +296,10 @@ def samples_of(index: ShardIndex, bad: BadSamples) -> Iterator[tuple[str, dict[s
         found = key_and_suffix(member.name)
         if found is None:
             if is_lost(member.name):
-                bad.add(f"{index.path}: {no_suffix(member.name)}", "leaves it out")
+                bad.add(
+                    f"{index.path}: {no_suffix(member.name)}",
+                    LEAVE_IT_OUT,
+                )
             continue
         key, suffix = found
         parts, kind = samples.setdefault(key, {}), kind_of(suffix)

@@ -1,10 +1,15 @@
-"""Which side of a split a key falls on, decided by a hash of it. Imports no torch."""
+"""Which part of a data set a sample belongs to, decided by a hash of its name. Imports no torch.
+
+A hash depends on nothing else, so a sample keeps its part when others come or go.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
-SPLITS = ("train", "validation", "test")
+PARTS = ("train", "validation", "test")
+SPLITS = (*PARTS, "train+validation", "all")
 TRAIN_SHARE, VALIDATION_SHARE = 0.7, 0.1
 
 
@@ -15,8 +20,24 @@ def hash_share(key: str) -> float:
 
 
 def split_of(key: str) -> str:
-    """The side a key falls on: 70 % train, 10 % validation, 20 % test."""
+    """The part of a sample of data without parts: 70 % train, 10 % validation, 20 % test."""
     share = hash_share(key)
     if share < TRAIN_SHARE:
         return "train"
     return "validation" if share < TRAIN_SHARE + VALIDATION_SHARE else "test"
+
+
+def parts_of_split(split: str) -> tuple[str, ...]:
+    """The parts that make up a split: train+validation has two, all has three."""
+    return PARTS if split == "all" else tuple(split.split("+"))
+
+
+def in_validation(key: str) -> bool:
+    """Whether a training sample is carved out for validation."""
+    return hash_share(key) < VALIDATION_SHARE
+
+
+def carve(keys: Iterable[str], split: str) -> list[int]:
+    """Indices of the training samples that belong to `split`."""
+    wanted = {"train": (False,), "validation": (True,)}.get(split, (False, True))
+    return [index for index, key in enumerate(keys) if in_validation(key) in wanted]

@@ -12,18 +12,13 @@ from samples import bomb, damaged_tiff, encoded, random_picture, write_tar
 from torch import Tensor
 
 from crossmodal import captions as captions_module
-from crossmodal.captions import (
-    Captioned,
-    captions_of,
-    emoji_captions,
-    load_captions,
-    read_table,
-)
+from crossmodal.captions import Captioned, emoji_captions, load_captions
+from crossmodal.sources import captions_of, read_table, read_tokens
 from offsphere.data import emoji as emoji_module
+from offsphere.data.bad import BadSamples
 from offsphere.data.emoji import emoji_pictures, load_emoji
-from offsphere.data.pictures import in_validation
-from offsphere.data.shards import BadSamples, ShardFacts, checksum, scan_shard, write_manifest
-from offsphere.data.splits import split_of
+from offsphere.data.shards import ShardFacts, checksum, scan_shard, write_manifest
+from offsphere.data.splits import in_validation, split_of
 
 CUTS = (0.3, 0.5, 0.77, 0.9)
 
@@ -434,7 +429,7 @@ def test_lines_are_counted_and_several_lines_make_one_cell(tmp_path: Path) -> No
 
 
 def test_tables_and_lists_in_another_encoding_are_named(tmp_path: Path) -> None:
-    for name, read in (("p.csv", read_table), ("p.token", captions_module.read_tokens)):
+    for name, read in (("p.csv", read_table), ("p.token", read_tokens)):
         (tmp_path / name).write_bytes(b"image,caption\na.png,caf\xe9\n")
         with pytest.raises(ValueError, match=f"{name} is not UTF-8"):
             read(tmp_path / name, BadSamples("error"))

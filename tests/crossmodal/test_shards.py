@@ -21,9 +21,10 @@ from PIL import Image
 from samples import encoded, write_tar
 from torch import Tensor
 
-from crossmodal import shards as shards_module
+from crossmodal import stream as stream_module
 from crossmodal.captions import load_captions
-from crossmodal.shards import Config, StreamedPairs, main, run, stream_pairs
+from crossmodal.shards import Config, main, run
+from crossmodal.stream import StreamedPairs, stream_pairs
 from offsphere.data.shards import ShardFacts, checksum, read_manifest, scan_shard, write_manifest
 from offsphere.data.splits import hash_share
 from offsphere.run.config import parse
@@ -54,8 +55,8 @@ def pairs(start: int, stop: int) -> list[tuple[str, bytes]]:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards_module, "CHUNK", 3)
-    monkeypatch.setattr(shards_module, "SHUFFLE_BUFFER", 6)
+    monkeypatch.setattr(stream_module, "CHUNK", 3)
+    monkeypatch.setattr(stream_module, "SHUFFLE_BUFFER", 6)
 
 
 @pytest.fixture
@@ -150,9 +151,9 @@ def test_a_resume_goes_on_where_the_stream_was(
 def test_a_resume_decodes_only_what_it_needs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = open_stream(f"file://{with_manifest(folder)}")
     decoded = []
-    real = shards_module._decode_sample
+    real = stream_module._decode_sample
     monkeypatch.setattr(
-        shards_module, "_decode_sample", lambda *a: (decoded.append(a[0]["__key__"]), real(*a))[1]
+        stream_module, "_decode_sample", lambda *a: (decoded.append(a[0]["__key__"]), real(*a))[1]
     )
     numbers(stream.from_step(5, 6))
     # Steps 0 to 4 are 20 samples: six whole chunks of 3 are passed over, then 2 of the seventh.

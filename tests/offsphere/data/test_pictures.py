@@ -9,21 +9,18 @@ import pytest
 import torch
 from samples import encoded, random_picture
 
+from offsphere.data.bad import BadSamples
 from offsphere.data.pictures import (
     Listing,
-    carve,
-    in_validation,
     limited,
     list_files,
     load_pictures,
     native_size,
-    parts_of_split,
     read_picture,
     read_pictures,
     relative,
     square,
 )
-from offsphere.data.shards import BadSamples
 
 
 @pytest.fixture
@@ -96,23 +93,6 @@ def test_a_digest_follows_names_and_sizes(listing: Listing) -> None:
         Listing(listing.files, listing.file, listing.offsets, listing.sizes, tuple("abcdef")),
     ]
     assert len({x.digest().hexdigest() for x in (listing, *others)}) == 4
-
-
-def test_carving_is_a_partition_by_name_alone() -> None:
-    keys = [f"key {i}" for i in range(2000)]
-    train, validation = carve(keys, "train"), carve(iter(keys), "validation")
-    assert sorted([*train, *validation]) == list(range(2000))
-    assert all(in_validation(keys[i]) for i in validation)
-    # Binomial with share 0.1: four standard deviations are 54.
-    assert abs(len(validation) - 200) < 54
-    assert carve(keys, "all").tolist() == carve(keys, "train+validation").tolist()
-    assert len(carve(keys, "all")) == 2000
-
-
-def test_parts_of_splits() -> None:
-    assert parts_of_split("test") == ("test",)
-    assert parts_of_split("train+validation") == ("train", "validation")
-    assert parts_of_split("all") == ("train", "validation", "test")
 
 
 def test_limited_is_a_sorted_subset_by_seed() -> None:

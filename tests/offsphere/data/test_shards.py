@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from samples import write_tar
 
 from offsphere.data import shards
+from offsphere.data.bad import BadSamples
 from offsphere.data.shards import (
-    BadSamples,
     Member,
     ShardFacts,
     ShardIndex,

@@ -285,7 +285,7 @@ def streamed_clip(shards: Path) -> tuple[Method, Streamed, TrainSettings]:
     """CLIP on shards that can only be read in order, as its script builds it."""
     from crossmodal import experiment
     from crossmodal.methods import Clip
-    from crossmodal.shards import StreamedPairs
+    from crossmodal.stream import StreamedPairs
     from crossmodal.train_clip import Config
 
     settings = Config(
