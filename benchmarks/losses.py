@@ -99,7 +99,7 @@ def floor(name: str, n: int, d: int) -> Callable[[], None]:
 
         return of_grams
     rows = n if name == "info_nce" else 2 * n
-    dense = rows * rows <= losses.DENSE_SCORES
+    dense = rows * rows <= streamed.DENSE_SCORES
     symmetric = name != "info_nce"
     tiles = list(streamed._tiles(rows, rows, upper_only=symmetric and not dense))
     sizes = [streamed._size(at) for at in tiles]

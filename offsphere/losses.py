@@ -1,9 +1,12 @@
 """Contrastive losses on two sides that a cell has already shrunk. `temperature` divides.
 
 Each loss has a dense definition, `_dense_*`, to read first: a few lines on the whole score matrix.
-It also serves small batches. Larger ones are streamed (`offsphere.streamed`): the same value and
-gradients, without keeping the score matrix. All are float32 or better, under autocast too, where
-every batch is streamed because torch would round the matrix products of the dense definitions.
+It also serves small batches. Others are streamed: the same value and gradients, without keeping the
+score matrix; `offsphere.streamed.path` decides. All are float32 or better, under autocast too.
+
+`largest` bounds the scores' size, if the caller knows it (unit rows: 1 / temperature): on an
+accelerator, which is not to be waited for, it saves the search for each row's maximum. `split`
+shares the work among ranks that all have the rows of all (`offsphere.split`).
 
 Aligned pairs (row i of left belongs to row i of right): `info_nce`, `siglip`, `spectral`, and the
 first two with within-view negatives: `info_nce_within`, `siglip_within`.
@@ -21,7 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offsphere.precision import at_least_float32, autocasts, row_products, transformed
+from offsphere import streamed
+from offsphere.precision import at_least_float32, row_products, transformed
+from offsphere.split import ALONE, Split
 from offsphere.streamed import log_partitions, softplus_sum
 from offsphere.variance import mean_square
 
@@ -33,10 +38,6 @@ class NonFinite(ValueError):
     """Embeddings hold NaN or infinity: training has diverged, or an input is bad."""
 
 
-DENSE_SCORES = 2**14
-"""Up to this many scores (128 x 128) the dense definition is the faster path."""
-
-
 def info_nce(
     left: Float[Tensor, "n d"],
     right: Float[Tensor, "n d"],
@@ -44,6 +45,8 @@ def info_nce(
     *,
     both_ways: bool = True,
     hard_negatives: Float[Tensor, "k d"] | None = None,
+    largest: float = math.inf,
+    split: Split = ALONE,
 ) -> Float[Tensor, ""]:
     """InfoNCE on aligned pairs: each left row finds its right row and, `both_ways`, the reverse.
 
@@ -51,7 +54,7 @@ def info_nce(
     One-way, `right` may be longer than `left`: the further rows are negatives too.
     """
     hard = [] if hard_negatives is None else [hard_negatives]
-    (left, right, *hard), t, largest = _prepare(temperature, left, right, *hard)
+    (left, right, *hard), t, largest = _prepare(temperature, left, right, *hard, largest=largest)
     n, columns = len(left), len(left) if both_ways else 0
     if len(right) < n or (both_ways and len(right) != n):
         raise _sizes(left, right, "as many right rows as left rows (one-way: at least as many)")
@@ -66,7 +69,8 @@ def info_nce(
         positive=(0,),
         columns=columns,
         largest=largest,
-        found=_dense_info_nce(left / t, right, columns) if _small(left, right) else None,
+        split=split,
+        found=_dense_info_nce(left / t, right, columns) if _small(left, right, split) else None,
     )
 
 
@@ -76,17 +80,20 @@ def info_nce_within(
     temperature: float | Tensor,
     *,
     both_ways: bool = True,
+    largest: float = math.inf,
+    split: Split = ALONE,
 ) -> Float[Tensor, ""]:
     """InfoNCE whose rows also have the other rows of their own side as negatives.
 
     Both ways it is `nt_xent` where each side keeps its own form as row and as candidate.
     """
-    (left, right, _), t, largest = _prepare(temperature, left, right, left)
+    (left, right, _), t, largest = _prepare(temperature, left, right, left, largest=largest)
     _check_pairs(left, right)
     if both_ways:
         stacked = torch.cat([left, right])
-        return nt_xent(stacked, stacked, t)
+        return nt_xent(stacked, stacked, t, largest=largest, split=split)
     n, candidates = len(left), torch.cat([right, left])
+    small = _small(left, candidates, split)
     return log_partitions(
         left,
         candidates,
@@ -95,43 +102,60 @@ def info_nce_within(
         exclude=(n,),
         positive=(0,),
         largest=largest,
-        found=_dense_info_nce_within(left / t, candidates) if _small(left, candidates) else None,
+        split=split,
+        found=_dense_info_nce_within(left / t, candidates) if small else None,
     )
 
 
 def nt_xent(
-    left: Float[Tensor, "2n d"], right: Float[Tensor, "2n d"], temperature: float | Tensor
+    left: Float[Tensor, "2n d"],
+    right: Float[Tensor, "2n d"],
+    temperature: float | Tensor,
+    *,
+    largest: float = math.inf,
+    split: Split = ALONE,
 ) -> Float[Tensor, ""]:
     """SimCLR's loss: each view finds its partner among all 2n - 1 other views."""
-    left, right, t, largest = _prepare_views(left, right, temperature)
+    left, right, t, largest = _prepare_views(left, right, temperature, largest)
     n = len(left) // 2
-    found = _dense_views(left / t, right, ~_same(left)) if _small(left, right) else None
-    return _stream_views(left, right, t, largest, exclude=(0,), positive=(n, -n), found=found)
+    found = _dense_views(left / t, right, ~_same(left)) if _small(left, right, split) else None
+    how = {"exclude": (0,), "positive": (n, -n)}
+    return _stream_views(left, right, t, largest, split, **how, found=found)
 
 
 def dcl(
-    left: Float[Tensor, "2n d"], right: Float[Tensor, "2n d"], temperature: float | Tensor
+    left: Float[Tensor, "2n d"],
+    right: Float[Tensor, "2n d"],
+    temperature: float | Tensor,
+    *,
+    largest: float = math.inf,
+    split: Split = ALONE,
 ) -> Float[Tensor, ""]:
     """Decoupled contrastive loss: as nt_xent, with the positive left out of the log-sum-exp."""
-    left, right, t, largest = _prepare_views(left, right, temperature)
+    left, right, t, largest = _prepare_views(left, right, temperature, largest)
     n = len(left) // 2
-    if _small(left, right):
+    if _small(left, right, split):
         return _dense_views(left / t, right, ~_same(left) & ~_same(left).roll(n, 0))
-    return _stream_views(left, right, t, largest, exclude=(0, n, -n), positive=(n, -n))
+    return _stream_views(left, right, t, largest, split, exclude=(0, n, -n), positive=(n, -n))
 
 
 def dhel(
-    left: Float[Tensor, "2n d"], right: Float[Tensor, "2n d"], temperature: float | Tensor
+    left: Float[Tensor, "2n d"],
+    right: Float[Tensor, "2n d"],
+    temperature: float | Tensor,
+    *,
+    largest: float = math.inf,
+    split: Split = ALONE,
 ) -> Float[Tensor, ""]:
     """Decoupled hyperspherical energy loss: the negatives are the other rows of the same view."""
-    left, right, t, largest = _prepare_views(left, right, temperature)
+    left, right, t, largest = _prepare_views(left, right, temperature, largest)
     n = len(left) // 2
-    if _small(left, right):
+    if _small(left, right, split):
         view = torch.arange(2 * n, device=left.device) // n
         return _dense_views(left / t, right, ~_same(left) & (view[:, None] == view))
     positives = row_products(left, right.roll(n, 0)) / t
     energies = [
-        _stream_views(a, a if right is left else b, t, largest, exclude=(0,), positive=())
+        _stream_views(a, a if right is left else b, t, largest, split, exclude=(0,), positive=())
         for a, b in zip(left.split(n), right.split(n), strict=True)
     ]
     return (energies[0] + energies[1]) / 2 - positives.mean()
@@ -142,9 +166,12 @@ def moco_nce(
     key: Float[Tensor, "n d"],
     queue: Float[Tensor, "k d"],
     temperature: float | Tensor,
+    *,
+    largest: float = math.inf,
+    split: Split = ALONE,
 ) -> Float[Tensor, ""]:
     """MoCo's loss: each query finds its key among the queue; key and queue are the right side."""
-    (query, key, queue), t, largest = _prepare(temperature, query, key, queue)
+    (query, key, queue), t, largest = _prepare(temperature, query, key, queue, largest=largest)
     if len(query) != len(key):
         raise _sizes(query, key, "as many keys as queries")
     if not len(queue):
@@ -157,7 +184,8 @@ def moco_nce(
         weight=1 / len(query),
         own=positive,
         largest=largest,
-        found=_dense_moco(query / t, queue, positive) if _small(query, queue) else None,
+        split=split,
+        found=_dense_moco(query / t, queue, positive) if _small(query, queue, split) else None,
     )
 
 
@@ -166,15 +194,17 @@ def siglip(
     right: Float[Tensor, "n d"],
     temperature: float | Tensor,
     bias: float | Tensor,
+    *,
+    split: Split = ALONE,
 ) -> Float[Tensor, ""]:
     """SigLIP's loss on logits s/temperature + bias: the sum over columns, the mean over rows."""
     (left, right), t, _ = _prepare(temperature, left, right)
     if len(right) != len(left):
         raise _sizes(left, right, "as many right rows as left rows")
     bias = one_value(bias, "bias", left)
-    if _small(left, right):
+    if _small(left, right, split):
         return _dense_siglip(left / t, right, bias)
-    return softplus_sum(left, right, t, bias, weight=1 / len(left))
+    return softplus_sum(left, right, t, bias, weight=1 / len(left), split=split)
 
 
 def siglip_within(
@@ -182,27 +212,33 @@ def siglip_within(
     right: Float[Tensor, "n d"],
     temperature: float | Tensor,
     bias: float | Tensor,
+    *,
+    split: Split = ALONE,
 ) -> Float[Tensor, ""]:
     """SigLIP plus half the same negative terms inside each side (Def. 3.2 with c1 = c2 = 1)."""
     sides, t, _ = _prepare(temperature, left, right)
     _check_pairs(left, right)
-    value = siglip(left, right, t, bias)
+    value = siglip(left, right, t, bias, split=split)
     for side in sides:
         # A side beside itself has its diagonal as positives, which are no pairs here.
         positives = -F.logsigmoid(row_products(side, side) / t + bias)
-        value = value + (siglip(side, side, t, bias) - positives.mean()) / 2
+        value = value + (siglip(side, side, t, bias, split=split) - positives.mean()) / 2
     return value
 
 
 def spectral(
-    left: Float[Tensor, "n d"], right: Float[Tensor, "n d"], *, group: int | None = None
+    left: Float[Tensor, "n d"],
+    right: Float[Tensor, "n d"],
+    *,
+    group: int | None = None,
+    split: Split = ALONE,
 ) -> Float[Tensor, ""]:
     """Spectral contrastive loss, -mean s_ii + mean over i != j of s_ij**2, from Gram matrices.
 
     `group` is as in `mean_square`: only rows of the same group are negatives.
     """
     (left, right), _, _ = _prepare(1.0, left, right)
-    return mean_square(left, right, group=group) - row_products(left, right).mean()
+    return mean_square(left, right, group=group, split=split) - row_products(left, right).mean()
 
 
 def in_groups(
@@ -212,6 +248,7 @@ def in_groups(
     size: int,
     *,
     stacked: bool = False,
+    split: Split = ALONE,
 ) -> Float[Tensor, ""]:
     """The mean of loss(left, right) over groups of `size` rows: other groups' are no negatives.
 
@@ -227,9 +264,15 @@ def in_groups(
         return loss(group[0], group[-1])
 
     with torch.autocast(left.device.type, enabled=False):
-        if (2 * size) ** 2 <= DENSE_SCORES:
-            return torch.vmap(one)(*blocks).mean()
-        return torch.stack([one(*group) for group in zip(*blocks, strict=True)]).mean()
+        count, mine = len(blocks[0]), [x[split.own(len(x))] for x in blocks]
+        if not len(mine[0]):
+            # Without a group of its own a rank adds zero, whose gradient is zero.
+            values = 0 * blocks[0].sum().reshape(1)
+        elif (2 * size) ** 2 <= streamed.DENSE_SCORES:
+            values = torch.vmap(one)(*mine)
+        else:
+            values = torch.stack([one(*group) for group in zip(*mine, strict=True)])
+    return values.mean() if split.count == 1 else split.summed(values.sum()) / count
 
 
 def _blocks(x: Tensor, size: int, stacked: bool) -> Float[Tensor, "g k d"]:
@@ -282,17 +325,17 @@ def _same(rows: Tensor) -> Bool[Tensor, "n n"]:
     return torch.eye(len(rows), dtype=torch.bool, device=rows.device)
 
 
-def _small(left: Tensor, right: Tensor) -> bool:
+def _small(left: Tensor, right: Tensor, split: Split) -> bool:
     """Whether the dense definition serves."""
-    few = len(left) * len(right) <= DENSE_SCORES
-    return few and not autocasts(left) and not transformed()
+    return streamed.path(left, right, split) == "dense"
 
 
 def _stream_views(
     left: Tensor,
     right: Tensor,
-    temperature: Tensor,
+    temperature: float | Tensor,
     largest: float,
+    split: Split,
     exclude: tuple[int, ...],
     positive: tuple[int, ...],
     found: Tensor | None = None,
@@ -305,6 +348,7 @@ def _stream_views(
         exclude=exclude,
         positive=positive,
         largest=largest,
+        split=split,
         found=found,
     )
 
@@ -313,11 +357,12 @@ def _stream_views(
 
 
 def _prepare_views(
-    left: Tensor, right: Tensor, temperature: float | Tensor
-) -> tuple[Tensor, Tensor, Tensor, float]:
+    left: Tensor, right: Tensor, temperature: float | Tensor, largest: float
+) -> tuple[Tensor, Tensor, float | Tensor, float]:
     """As `_prepare`; equal sides stay one tensor."""
     same = right is left
-    sides, temperature, largest = _prepare(temperature, *((left,) if same else (left, right)))
+    sides = (left,) if same else (left, right)
+    sides, temperature, largest = _prepare(temperature, *sides, largest=largest)
     left, right = sides[0], sides[-1]
     if len(left) != len(right) or len(left) % 2:
         raise _sizes(left, right, "two stacked views on both sides: an even, equal number of rows")
@@ -327,28 +372,30 @@ def _prepare_views(
 
 
 def _prepare(
-    temperature: float | Tensor, left: Tensor, *others: Tensor
-) -> tuple[list[Tensor], Tensor, float]:
-    """Checked sides in float32 or better, the temperature as a tensor, and a bound of |scores|.
+    temperature: float | Tensor, left: Tensor, *others: Tensor, largest: float = math.inf
+) -> tuple[list[Tensor], float | Tensor, float]:
+    """Checked sides in float32 or better, the temperature, and a bound of |scores|.
 
     The bound is that of Cauchy and Schwarz. It costs one look at the norms, which also finds what
     is not finite. On an accelerator the look would wait for the device, and under torch.func there
-    is nothing to look at, so there the bound is infinite and the training loop checks the loss.
+    is nothing to look at, so there the bound is the caller's and the training loop checks the loss.
     """
     check_sides(left, *others)
     if not len(left):
         raise _too_few(0)
     sides = [at_least_float32(x) for x in (left, *others)]
+    if left.device.type not in streamed.TILED_DEVICES or transformed():
+        # A number stays one: it needs no kernel, and nobody has to ask the device for it.
+        if isinstance(temperature, Tensor):
+            temperature = one_value(temperature, "temperature", sides[0])
+        elif not 0 < temperature < math.inf:
+            raise _bad_temperature(temperature)
+        return sides, temperature, largest
     temperature = one_value(temperature, "temperature", sides[0])
-    if left.device.type != "cpu" or transformed():
-        return sides, temperature, math.inf
     norms = [_largest_norm(x) for x in sides]
     value = temperature.item()
     if not 0 < value < math.inf:
-        raise ValueError(
-            f"Expected a temperature above 0, got {value:g}. It divides the scores: common values "
-            "are 0.05 to 0.5."
-        )
+        raise _bad_temperature(value)
     return sides, temperature, norms[0] * max(norms[1:] or norms) / value
 
 
@@ -374,6 +421,8 @@ def one_value(value: float | Tensor, name: str, like: Tensor) -> Float[Tensor, "
     """The number as a tensor of `like`'s dtype and device; refused if it is several numbers."""
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ValueError(f"Expected one {name}, got {value.numel()} values. Use one for all rows.")
+    if not isinstance(value, Tensor) and like.device.type != "cpu":
+        return like.new_full((), value)  # written there: a copy from here would wait for the device
     return torch.as_tensor(value, dtype=like.dtype, device=like.device).reshape(())
 
 
@@ -393,6 +442,13 @@ def _check_pairs(left: Tensor, right: Tensor) -> None:
         raise _sizes(left, right, "as many right rows as left rows")
     if len(left) < 2:
         raise _too_few(len(left))
+
+
+def _bad_temperature(value: float) -> ValueError:
+    return ValueError(
+        f"Expected a temperature above 0, got {value:g}. It divides the scores: common values are "
+        "0.05 to 0.5."
+    )
 
 
 def _sizes(left: Tensor, right: Tensor, expected: str) -> ValueError:

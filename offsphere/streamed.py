@@ -1,15 +1,18 @@
-"""Exact sums over a score matrix that is never kept: tiles, log-sum-exp, gradients in one go.
+"""Exact sums over a score matrix that is never kept: blocks, log-sum-exp, gradients in one go.
 
 Every loss in `offsphere.losses` is one of two sums over the scores s_ij = left_i . right_j:
 
 - `log_partitions`: the logs of the row (and column) sums of exp(s_ij), minus the positives;
 - `softplus_sum`: the sum of log(1 + exp(s_ij + bias)), minus the positives.
 
-A sum and its gradient need the same tiles, so the forward pass computes both and the backward
-pass only scales: between the two, nothing but the sides and their gradients is kept.
+A sum and its gradient need the same blocks, so the forward pass computes both and the backward
+pass only scales: between the two, nothing but the sides and their gradients is kept. The blocks are
+tiles here, for CPUs, and strips in `offsphere.strips`, for accelerators; `path` decides.
 
 `_plain_*` are the same sums in torch's own operations on the whole score matrix, for what has to
 keep it anyway: gradients that are differentiated again (create_graph), and torch.func.
+
+`split` shares a sum among ranks, each of which has all rows: see `offsphere.split`.
 """
 
 from __future__ import annotations
@@ -17,17 +20,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise, product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offsphere.precision import outside_autocast, transformed
+from offsphere import strips
+from offsphere.precision import autocasts, outside_autocast, transformed
+from offsphere.split import ALONE, Split
+from offsphere.strips import LOWEST, PLAIN_RANGE, diagonals, temperature_gradient
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
+TILED_DEVICES = ("cpu",)
+"""Devices whose scores come in tiles."""
+DENSE_SCORES = 2**14
+"""Up to this many scores (128 x 128) the dense definition is the faster path on a CPU."""
 TILE = 768
 """Most rows and columns of a tile: about 2 MB in float32, which stays in the cache."""
 WORKSPACE = 2**24
@@ -36,18 +46,33 @@ NEAR_ZERO = 2.0**-9
 """A smaller sum, if it cannot be negative, is found by a slower way that keeps its digits."""
 EXACT_SOFTPLUS = 40.0
 """From here on log(1 + exp(x)) is x in float64 too (torch's own limit, 20, is for float32)."""
-LOWEST = -1e30
-"""A score that no candidate has: its exp is zero beside any other's."""
-PLAIN_RANGE = 40.0
-"""Scores in [-40, 40] need no shift: exp stays far from overflow and underflow in float32."""
 
 Tile = tuple[slice, slice]
+
+
+def path(
+    left: Tensor, right: Tensor, split: Split = ALONE
+) -> Literal["definition", "dense", "tiles", "strips"]:
+    """How the sums over these scores are computed.
+
+    - definition: torch.func and forward mode follow torch's own operations only.
+    - strips: on an accelerator, where few large kernels are fast. One strip is the dense loss.
+    - dense: few scores on a CPU, where a plain matrix costs fewer operations than tiles. Not under
+      autocast, which would round its products, nor for ranks, which share the rows.
+    - tiles: everything else on a CPU: blocks that stay in its cache.
+    """
+    if transformed():
+        return "definition"
+    if _in_strips(left):
+        return "strips"
+    few = len(left) * len(right) <= DENSE_SCORES
+    return "dense" if few and split.count == 1 and not autocasts(left) else "tiles"
 
 
 def log_partitions(
     left: Float[Tensor, "n d"],
     right: Float[Tensor, "m d"] | None,
-    temperature: Float[Tensor, ""],
+    temperature: float | Float[Tensor, ""],
     *,
     weight: float = 1.0,
     exclude: tuple[int, ...] = (),
@@ -55,6 +80,7 @@ def log_partitions(
     own: Float[Tensor, " n"] | None = None,
     columns: int = 0,
     largest: float = math.inf,
+    split: Split = ALONE,
     found: Float[Tensor, ""] | None = None,
 ) -> Float[Tensor, ""]:
     """weight * the sum over rows i, and over `columns` columns, of log-sum-exp minus positive.
@@ -70,68 +96,81 @@ def log_partitions(
         with outside_autocast(left):
             return _plain_log_partitions(*inputs, *how)
     value: Tensor = (
-        _LogPartitions.apply(*inputs, *how, largest)  # pyright: ignore
+        _LogPartitions.apply(*inputs, *how, largest, split)  # pyright: ignore
         if found is None
         else found
     )
-    return _with_digits(value, inputs, how) if _seen(own, exclude, positive) else value
+    # Strips hold a sum that cannot be negative at zero: to look at it would wait for the device.
+    looks = not _in_strips(left) and _seen(own, exclude, positive)
+    return _with_digits(value, inputs, how) if looks else value
 
 
 def softplus_sum(
     left: Float[Tensor, "n d"],
     right: Float[Tensor, "m d"],
-    temperature: Float[Tensor, ""],
+    temperature: float | Float[Tensor, ""],
     bias: Float[Tensor, ""],
     *,
     weight: float = 1.0,
+    split: Split = ALONE,
 ) -> Float[Tensor, ""]:
     """weight * (the sum over i, j of softplus(s_ij + bias), minus the sum of s_ii + bias)."""
     inputs = (left, right, temperature, bias)
     if transformed():
         with outside_autocast(left):
             return _plain_softplus(*inputs, weight)
-    return _SoftplusSum.apply(*inputs, weight)  # pyright: ignore
+    return _SoftplusSum.apply(*inputs, weight, split)  # pyright: ignore
 
 
 class _LogPartitions(torch.autograd.Function):
     @staticmethod
     def forward(ctx, left, right, temperature, own, *how):
         inputs = (left, right, temperature, own)
+        sweep = strips.sweep_log_partitions if _in_strips(left) else _sweep_log_partitions
         with torch.autocast(left.device.type, enabled=False):
-            value, *grads = _sweep_log_partitions(*inputs, *how, needs_grad=ctx.needs_input_grad)
-        ctx.save_for_backward(*inputs, *grads)
-        ctx.how = how[:-1]
+            value, *grads = sweep(*inputs, *how, needs_grad=ctx.needs_input_grad[:4])
+        _save(ctx, inputs, grads)
+        ctx.how = how[:-2]
         return value
 
     @staticmethod
     def backward(ctx, *grad_outputs):
-        return *_gradients(ctx, _plain_log_partitions, grad_outputs[0]), *[None] * 5
+        return *_gradients(ctx, _plain_log_partitions, grad_outputs[0]), *[None] * 6
 
 
 class _SoftplusSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, left, right, temperature, bias, weight):
+    def forward(ctx, left, right, temperature, bias, weight, split):
         inputs = (left, right, temperature, bias)
+        sweep = strips.sweep_softplus if _in_strips(left) else _sweep_softplus
         with torch.autocast(left.device.type, enabled=False):
-            value, *grads = _sweep_softplus(*inputs, weight, any(ctx.needs_input_grad))
-        ctx.save_for_backward(*inputs, *grads)
+            value, *grads = sweep(*inputs, weight, split, any(ctx.needs_input_grad))
+        _save(ctx, inputs, grads)
         ctx.how = (weight,)
         return value
 
     @staticmethod
     def backward(ctx, *grad_outputs):
-        return *_gradients(ctx, _plain_softplus, grad_outputs[0]), None
+        return *_gradients(ctx, _plain_softplus, grad_outputs[0]), None, None
+
+
+def _save(ctx, inputs: tuple, grads: list[Tensor | None]) -> None:
+    """For the backward pass; a temperature that is a number cannot be saved among tensors."""
+    ctx.temperature = None if isinstance(inputs[2], Tensor) else inputs[2]
+    tensors = (x if isinstance(x, Tensor) else None for x in inputs)
+    ctx.save_for_backward(*tensors, *grads)
 
 
 def _gradients(ctx, plain: Callable[..., Tensor], scale: Tensor) -> list[Tensor | None]:
     """Those of the forward pass, scaled; or, with create_graph, as functions of the inputs."""
-    inputs, grads = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
+    inputs, grads = list(ctx.saved_tensors[:4]), ctx.saved_tensors[4:]
+    inputs[2] = ctx.temperature if inputs[2] is None else inputs[2]
     if not torch.is_grad_enabled():
         return [None if grad is None else grad * scale for grad in grads]
     needed = ctx.needs_input_grad[:4]
     # Views, because one tensor may be both sides, and each wants its own part.
-    inputs = [None if x is None else x.view_as(x) for x in inputs]
-    wanted = [x for x, need in zip(inputs, needed, strict=True) if x is not None and need]
+    inputs = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
+    wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
     with outside_autocast(scale):
         value = plain(*inputs, *ctx.how)
         found = iter(torch.autograd.grad(value, wanted, scale, create_graph=True))
@@ -175,19 +214,18 @@ def _plain_softplus(left, right, temperature, bias, weight):
     return weight * F.softplus(logits, threshold=EXACT_SOFTPLUS).sum()
 
 
+def _in_strips(left: Tensor) -> bool:
+    return left.device.type not in TILED_DEVICES
+
+
 def _seen(own: Tensor | None, exclude: tuple[int, ...], positive: tuple[int, ...]) -> bool:
     """Whether a row's positive is among its candidates, so that the sum cannot be negative."""
     return own is not None or not set(positive) <= set(exclude)
 
 
-def _with_digits(found: Tensor, inputs: tuple[Tensor | None, ...], how: tuple) -> Tensor:
-    """The sum, with the digits of one near zero; its gradient is left as it is.
-
-    On an accelerator a look at the value would wait for the device: there it is held at zero.
-    """
+def _with_digits(found: Tensor, inputs: tuple, how: tuple) -> Tensor:
+    """The sum, with the digits of one near zero; its gradient is left as it is."""
     value = found.detach()
-    if value.device.type != "cpu":
-        return found + (value.clamp_min(0) - value)
     if value.item() >= NEAR_ZERO:
         return found
     with torch.no_grad(), outside_autocast(value):
@@ -207,6 +245,10 @@ class _Plain:
     @staticmethod
     def add(total: Tensor, terms: Tensor, dim: int) -> None:
         total += terms.sum(dim)
+
+    @staticmethod
+    def exchange(split: Split, total: Tensor) -> None:
+        split.sum_(total)
 
     @staticmethod
     def log(total: Tensor) -> Tensor:
@@ -232,6 +274,10 @@ class _Shifted:
         torch.logaddexp(total, terms.logsumexp(dim), out=total)
 
     @staticmethod
+    def exchange(split: Split, total: Tensor) -> None:
+        split.log_sum_exp_(total)
+
+    @staticmethod
     def log(total: Tensor) -> Tensor:
         return total
 
@@ -243,18 +289,19 @@ class _Shifted:
 
 
 def _sweep_log_partitions(
-    left, right, temperature, own, weight, exclude, positive, columns, largest, *, needs_grad
+    left, right, temperature, own, weight, exclude, positive, columns, largest, split, needs_grad
 ):
     """The value, and the gradients for left, right, temperature and own (None if not needed)."""
     symmetric = right is None
     right = left if symmetric else right
     two_way = symmetric or columns > 0
     exps = _Plain if largest <= PLAIN_RANGE else _Shifted
-    tiles = list(_tiles(len(left), len(right), upper_only=symmetric))
+    alone, mine = split.count == 1, slice(0, len(left)) if symmetric else split.own(len(left))
+    tiles = list(_tiles(len(left), len(right), symmetric, split))
     sizes = [_size(at) for at in tiles]
     keep = any(needs_grad) and sum(sizes) <= WORKSPACE
     # One buffer: a tile that is computed again lands where it was, so it has the same bits again.
-    buffer = left.new_empty(sum(sizes) if keep else max(sizes))
+    buffer = left.new_empty(sum(sizes) if keep else max(sizes, default=0))
     starts = list(accumulate(sizes, initial=0)) if keep else [0] * len(tiles)
 
     def place(number: int) -> Tensor:
@@ -284,7 +331,15 @@ def _sweep_log_partitions(
         exps.add(rows[i], tile, 1)
         if two_way and not (symmetric and i == j):
             exps.add(cols[j], tile, 0)
-    value = exps.log(rows).sum() + (exps.log(cols[:columns]).sum() if columns else 0.0)
+    if two_way and not alone:
+        exps.exchange(split, cols if symmetric else cols[:columns])
+    value = exps.log(rows[mine]).sum()
+    if not alone:
+        # Of a symmetric matrix every rank has all rows' sums by now.
+        parts = torch.stack([positives, 0 * value if symmetric else value])
+        positives, others = split.sum_(parts).unbind()
+        value = value if symmetric else others
+    value = value + (exps.log(cols[:columns]).sum() if columns else 0.0)
     value = weight * (value - positives * (2 if columns else 1))
     if not any(needs_grad):
         return value, None, None, None, None
@@ -292,13 +347,16 @@ def _sweep_log_partitions(
     # Second sweep: the gradient of each score, and from it those of the two sides.
     if columns:
         cols[columns:] = math.inf
-    times = weight / temperature
-    grad_left = torch.empty_like(left)
+    times = weight * split.count / temperature
+    # Alone, the first tile that reaches a block of rows writes it, and the others add to it; of
+    # ranks, some may have no tile there.
+    grad_of = torch.empty_like if alone else torch.zeros_like
+    grad_left = grad_of(left)
     grad_right = None
     if symmetric:
         grad_right = grad_left
     elif needs_grad[1]:
-        grad_right = torch.empty_like(right)
+        grad_right = grad_of(right)
     for number, at in enumerate(tiles):
         i, j = at
         if keep:
@@ -308,24 +366,24 @@ def _sweep_log_partitions(
         grad = exps.shares(tile, rows[i], cols[j] if two_way else None, times)
         for diagonal in _diagonals(grad, at, positive):
             diagonal -= 2 * times if two_way else times
-        # The first tile that reaches a block of rows writes it, the others add to it.
-        grad_left[i].addmm_(grad, right[j], beta=float(j.start > 0))
+        grad_left[i].addmm_(grad, right[j], beta=float(j.start > 0 or not alone))
         if grad_right is not None and not (symmetric and i == j):
-            grad_right[j].addmm_(grad.T, left[i], beta=float(i.start > 0))
+            grad_right[j].addmm_(grad.T, left[i], beta=float(i.start > 0 or not alone))
     grad_temperature = grad_own = None
     if needs_grad[2]:
-        grad_temperature = _temperature_gradient(left, grad_left, temperature) / (1 + symmetric)
+        grad_temperature = temperature_gradient(left, grad_left, temperature) / (1 + symmetric)
     if own is not None:
-        grad_own = weight * ((own - exps.log(rows)).exp_() - 1)
+        grad_own = torch.zeros_like(own)
+        grad_own[mine] = weight * split.count * ((own - exps.log(rows)).exp_() - 1)[mine]
     return value, grad_left, None if symmetric else grad_right, grad_temperature, grad_own
 
 
-def _sweep_softplus(left, right, temperature, bias, weight, needs_grad):
+def _sweep_softplus(left, right, temperature, bias, weight, split, needs_grad):
     """The value, and the gradients for left, right, temperature and bias (None if not needed)."""
-    value, times = torch.zeros_like(bias), weight / temperature
+    value, times = torch.zeros_like(bias), weight * split.count / temperature
     grad_left, grad_right = torch.zeros_like(left), torch.zeros_like(right)
     grad_bias = torch.zeros_like(bias)
-    for at in _tiles(len(left), len(right)):
+    for at in _tiles(len(left), len(right), False, split):
         i, j = at
         logits = torch.addmm(bias, left[i] / temperature, right[j].T)
         for diagonal in _diagonals(logits, at, (0,)):
@@ -339,27 +397,36 @@ def _sweep_softplus(left, right, temperature, bias, weight, needs_grad):
             grad.mul_(times)
             grad_left[i].addmm_(grad, right[j])
             grad_right[j].addmm_(grad.T, left[i])
+    value = weight * split.sum_(value)
     if not needs_grad:
-        return weight * value, None, None, None, None
-    grad_temperature = _temperature_gradient(left, grad_left, temperature)
-    return weight * value, grad_left, grad_right, grad_temperature, weight * grad_bias
+        return value, None, None, None, None
+    grad_temperature = temperature_gradient(left, grad_left, temperature)
+    grad_bias *= weight * split.count
+    return value, grad_left, grad_right, grad_temperature, grad_bias
 
 
-def _temperature_gradient(left: Tensor, grad_left: Tensor, temperature: Tensor) -> Tensor:
-    """Scores are left . right / temperature: the rate in one is minus the rate in the other."""
-    return -torch.linalg.vecdot(left, grad_left).sum() / temperature
+def _tiles(rows: int, cols: int, upper_only: bool, split: Split = ALONE) -> Iterator[Tile]:
+    """This rank's tiles, of nearly equal size, of the score matrix or of its upper triangle.
+
+    A rank has its share of the rows. In a triangle that would not be its share of the tiles: there
+    the first and the last of 2 count bands of rows go together, the second and the last but one.
+    """
+    if not upper_only:
+        yield from product(_slices(split.own(rows)), _slices(slice(0, cols)))
+        return
+    bands = 2 * split.count
+    slices = _slices(slice(0, rows), 1 if split.count == 1 else bands)
+    for number, i in enumerate(slices):
+        if number % bands in (split.rank, bands - 1 - split.rank):
+            yield from ((i, j) for j in slices[number:])
 
 
-def _tiles(rows: int, cols: int, upper_only: bool = False) -> Iterator[Tile]:
-    """Tiles of nearly equal size that cover the score matrix, or its upper triangle."""
-    for i, j in product(_slices(rows), _slices(cols)):
-        if not upper_only or i.start <= j.start:
-            yield i, j
-
-
-def _slices(length: int) -> list[slice]:
-    count = max(1, math.ceil(length / TILE))
-    return [slice(a, b) for a, b in pairwise(length * k // count for k in range(count + 1))]
+def _slices(span: slice, multiple: int = 1) -> list[slice]:
+    """The span in parts of nearly equal length, at most TILE; their number is such a multiple."""
+    length = span.stop - span.start
+    count = multiple * max(1, math.ceil(length / TILE / multiple))
+    ends = (span.start + length * k // count for k in range(count + 1))
+    return [slice(a, b) for a, b in pairwise(ends) if b > a]
 
 
 def _size(at: Tile) -> int:
@@ -367,11 +434,7 @@ def _size(at: Tile) -> int:
 
 
 def _diagonals(tile: Tensor, at: Tile, offsets: tuple[int, ...]) -> Iterator[Tensor]:
-    """Views of those diagonals j - i = offset of the whole matrix that cross this tile."""
-    for offset in offsets:
-        local = offset + at[0].start - at[1].start
-        if -tile.shape[0] < local < tile.shape[1]:
-            yield tile.diagonal(local)
+    return (view for view, _ in diagonals(tile, at[0].start, at[1].start, offsets))
 
 
 def _without(terms: Tensor, at: Tile, exclude: tuple[int, ...], empty: float) -> Tensor:

@@ -2,7 +2,8 @@
 
 Over i != j the sum of (u_i . v_j)**2 is <U'U, V'V> minus the diagonal, and the sum of u_i . v_j is
 (sum u) . (sum v) minus the diagonal: O(m d**2) time and O(d**2) memory. Nothing here normalises:
-pass unit vectors for cosines.
+pass unit vectors for cosines. `split` shares the work among ranks that all have the rows of all
+(`offsphere.split`): Gram matrices of shares are summed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from offsphere.precision import at_least_float32, outside_autocast, row_products, transformed
+from offsphere.split import ALONE, Split
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -25,6 +27,7 @@ def negative_variance(
     *,
     paired: bool = True,
     group: int | None = None,
+    split: Split = ALONE,
 ) -> Float[Tensor, ""]:
     """Mean over negatives of (u_i . v_j + 1/(population - 1))**2 (VRNS, Def. 5.7).
 
@@ -37,7 +40,8 @@ def negative_variance(
             f"Expected a population of at least 2, got {population}. Pass the number of training "
             "instances, not the batch size."
         )
-    return mean_square(u, v, 1.0 / (population - 1), paired=paired, group=group)
+    shift = 1.0 / (population - 1)
+    return mean_square(u, v, shift, paired=paired, group=group, split=split)
 
 
 def mean_square(
@@ -47,6 +51,7 @@ def mean_square(
     *,
     paired: bool = True,
     group: int | None = None,
+    split: Split = ALONE,
 ) -> Float[Tensor, ""]:
     """Mean over negatives of (u_i . v_j + shift)**2.
 
@@ -55,12 +60,12 @@ def mean_square(
     _check(u, v, paired)
     u, v = at_least_float32(u), at_least_float32(v)
     if group is not None and group != len(u):
-        return _mean_square_in_groups(u, v, shift, group, paired)
+        return _mean_square_in_groups(u, v, shift, group, paired, split)
     if transformed():
         with outside_autocast(u):
             return _plain_mean_square(u, v, shift, paired)
     method = _FromProduct if max(len(u), len(v)) < 2 * u.shape[1] else _FromGrams
-    return method.apply(u, v, shift, paired)  # pyright: ignore
+    return method.apply(u, v, shift, paired, split)  # pyright: ignore
 
 
 def spread_out(
@@ -69,6 +74,7 @@ def spread_out(
     *,
     paired: bool = True,
     group: int | None = None,
+    split: Split = ALONE,
 ) -> Float[Tensor, ""]:
     """GOR: (mean of u_i . v_j)**2 + relu(mean of (u_i . v_j)**2 - 1/d) over negatives.
 
@@ -83,10 +89,13 @@ def spread_out(
     count = u.shape[-2] * v.shape[-2] - (u.shape[-2] if paired else 0)
     with torch.autocast(u.device.type, enabled=False):
         first = (u.sum(-2) * v.sum(-2)).sum(-1)
+        # A rank's share of the rows, inside a group too.
+        ours, theirs = (x[..., split.own(x.shape[-2]), :] for x in (u, v))
         if max(u.shape[-2], v.shape[-2]) < 2 * u.shape[-1]:
-            second = (u @ v.mT).square().sum((-2, -1))
+            second = split.summed((ours @ v.mT).square().sum((-2, -1)))
         else:
-            second = ((u.mT @ u) * (v.mT @ v)).sum((-2, -1))
+            grams = (split.summed(x.mT @ x) for x in (ours, theirs))
+            second = torch.mul(*grams).sum((-2, -1))
         if paired:
             positives = (u * v).sum(-1)
             first, second = first - positives.sum(-1), second - positives.square().sum(-1)
@@ -103,16 +112,19 @@ def _groups(u: Tensor, v: Tensor, group: int, paired: bool) -> list[Tensor]:
     return [x.unflatten(0, (-1, group)) for x in (u, v)]
 
 
-def _mean_square_in_groups(u: Tensor, v: Tensor, shift: float, group: int, paired: bool) -> Tensor:
+def _mean_square_in_groups(
+    u: Tensor, v: Tensor, shift: float, group: int, paired: bool, split: Split
+) -> Tensor:
     """All groups at once while a group's scores are few; large groups one after the other."""
     u, v = _groups(u, v, group, paired)
     if group >= 2 * u.shape[-1]:
-        values = [mean_square(a, b, shift) for a, b in zip(u, v, strict=True)]
+        values = [mean_square(a, b, shift, split=split) for a, b in zip(u, v, strict=True)]
         return torch.stack(values).mean()
+    count, mine = len(u) * group * (group - 1), split.own(len(u))
     with torch.autocast(u.device.type, enabled=False):
-        squares = (u @ v.mT + shift).square()
+        squares = (u[mine] @ v[mine].mT + shift).square()
         negatives = squares.sum() - squares.diagonal(dim1=-2, dim2=-1).sum()
-    return negatives / (len(u) * group * (group - 1))
+    return split.summed(negatives) / count
 
 
 @torch.no_grad()
@@ -158,17 +170,18 @@ def _plain_gradients(ctx, scale: Tensor) -> tuple[Tensor | None, ...]:
     with outside_autocast(scale):
         value = _plain_mean_square(sides[0], sides[1], ctx.shift, ctx.paired)
         found = iter(torch.autograd.grad(value, wanted, scale, create_graph=True))
-    return *(next(found) if need else None for need in needed), None, None
+    return *(next(found) if need else None for need in needed), None, None, None
 
 
 class _FromGrams(torch.autograd.Function):
     """O(m d**2): the sum of squares is <U'U, V'V> plus what the shift adds, minus the diagonal."""
 
     @staticmethod
-    def forward(ctx, u, v, shift, paired):
+    def forward(ctx, u, v, shift, paired, split):
+        ours, theirs = u[split.own(len(u))], v[split.own(len(v))]
         with torch.autocast(u.device.type, enabled=False):
-            gram_u = u.T @ u
-            gram_v = gram_u if v is u else v.T @ v
+            gram_u = split.sum_(ours.T @ ours)
+            gram_v = gram_u if v is u else split.sum_(theirs.T @ theirs)
             sum_u, sum_v = u.sum(0), v.sum(0)
             total = torch.dot(gram_u.flatten(), gram_v.flatten()) + 2 * shift * (sum_u @ sum_v)
             total += len(u) * len(v) * shift**2
@@ -177,6 +190,7 @@ class _FromGrams(torch.autograd.Function):
                 total -= positives.square().sum()
         ctx.save_for_backward(u, v, gram_u, gram_v, sum_u, sum_v, positives)
         ctx.shift, ctx.paired, ctx.count = shift, paired, _count(u, v, paired)
+        ctx.split = split
         return total / ctx.count
 
     @staticmethod
@@ -184,29 +198,32 @@ class _FromGrams(torch.autograd.Function):
         if torch.is_grad_enabled():
             return _plain_gradients(ctx, grad_outputs[0])
         u, v, gram_u, gram_v, sum_u, sum_v, positives = ctx.saved_tensors
-        scale = 2 * grad_outputs[0] / ctx.count
+        scale = 2 * grad_outputs[0] * ctx.split.count / ctx.count
+        at_u, at_v = ctx.split.own(len(u)), ctx.split.own(len(v))
         with outside_autocast(u):
-            grad_u = torch.addmm(scale * ctx.shift * sum_v, u, scale * gram_v)
-            grad_v = torch.addmm(scale * ctx.shift * sum_u, v, scale * gram_u)
+            grad_u = torch.addmm(scale * ctx.shift * sum_v, u[at_u], scale * gram_v)
+            grad_v = torch.addmm(scale * ctx.shift * sum_u, v[at_v], scale * gram_u)
         if positives is not None:
-            positives = scale * positives
-            grad_u.addcmul_(positives, v, value=-1)
-            grad_v.addcmul_(positives, u, value=-1)
-        return grad_u, grad_v, None, None
+            positives = scale * positives[at_u]
+            grad_u.addcmul_(positives, v[at_u], value=-1)
+            grad_v.addcmul_(positives, u[at_u], value=-1)
+        return _among(grad_u, at_u, u), _among(grad_v, at_v, v), None, None, None
 
 
 class _FromProduct(torch.autograd.Function):
     """O(m**2 d), for fewer rows than twice the width: the score matrix itself, which is small."""
 
     @staticmethod
-    def forward(ctx, u, v, shift, paired):
+    def forward(ctx, u, v, shift, paired, split):
+        mine = split.own(len(u))
         with torch.autocast(u.device.type, enabled=False):
-            scores = (u @ v.T).add_(shift)
+            scores = (u[mine] @ v.T).add_(shift)
             if paired:
-                scores.diagonal().zero_()
-            total = torch.dot(scores.flatten(), scores.flatten())
+                scores.diagonal(mine.start).zero_()
+            total = split.sum_(torch.dot(scores.flatten(), scores.flatten()))
         ctx.save_for_backward(u, v, scores)
         ctx.shift, ctx.paired, ctx.count = shift, paired, _count(u, v, paired)
+        ctx.split = split
         return total / ctx.count
 
     @staticmethod
@@ -214,9 +231,19 @@ class _FromProduct(torch.autograd.Function):
         if torch.is_grad_enabled():
             return _plain_gradients(ctx, grad_outputs[0])
         u, v, scores = ctx.saved_tensors
-        scores = scores * (2 * grad_outputs[0] / ctx.count)
+        mine = ctx.split.own(len(u))
+        scores = scores * (2 * grad_outputs[0] * ctx.split.count / ctx.count)
         with outside_autocast(u):
-            return scores @ v, scores.T @ u, None, None
+            return _among(scores @ v, mine, u), scores.T @ u[mine], None, None, None
+
+
+def _among(part: Tensor, mine: slice, all_rows: Tensor) -> Tensor:
+    """A rank's rows among those of all, the others' zero."""
+    if len(part) == len(all_rows):
+        return part
+    whole = torch.zeros_like(all_rows)
+    whole[mine] = part
+    return whole
 
 
 def _count(u: Tensor, v: Tensor, paired: bool) -> int:

@@ -384,7 +384,7 @@ def streamed_losses(method: Method, batch: Any) -> Finding:
     """The losses' gradients in tiles against those from the whole score matrix."""
     import torch
 
-    from offsphere import losses
+    from offsphere import streamed
 
     method = in_double(method)
     with torch.no_grad():
@@ -392,15 +392,15 @@ def streamed_losses(method: Method, batch: Any) -> Finding:
         embedded = method.embed(inputs)
         constants = method.constants(inputs, 0)
     found = []
-    dense = losses.DENSE_SCORES
+    dense = streamed.DENSE_SCORES
     for limit in (0, sys.maxsize):
         leaves = {name: x.clone().requires_grad_() for name, x in embedded.items()}
         twin = copy.deepcopy(method)
         try:
-            losses.DENSE_SCORES = limit
+            streamed.DENSE_SCORES = limit
             twin.losses(leaves | constants)["loss"].backward()
         finally:
-            losses.DENSE_SCORES = dense
+            streamed.DENSE_SCORES = dense
         parameters = {name: p.grad for name, p in twin.named_parameters()}
         every = parameters | {f"embedding {name}": x.grad for name, x in leaves.items()}
         found.append({name: x for name, x in every.items() if x is not None})

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offsphere import losses, streamed
+from offsphere import losses, streamed, strips
 from offsphere.cells import CELLS, Cell
 
 EPS32 = torch.finfo(torch.float32).eps
@@ -19,23 +19,30 @@ PAIRS = (
 )
 VIEWS = ("nt_xent", "dcl", "dhel")
 ALL = (*PAIRS, *VIEWS, "moco_nce")
-# How a loss may be computed: tile size (0: dense), scores it may hold, range without a shift.
+# How a loss may be computed: tile size (0: dense, None: strips, as on an accelerator), scores it
+# may hold, range without a shift.
 PATHS = {
     "dense": (0, 0, 0.0),
     "plain": (7, 0, math.inf),
     "plain_kept": (7, 2**20, math.inf),
     "shifted": (5, 0, -1.0),
     "shifted_kept": (64, 2**20, -1.0),
+    "strips_plain": (None, 100, math.inf),
+    "strips_plain_kept": (None, 2**20, math.inf),
+    "strips_shifted": (None, 100, -1.0),
+    "strips_shifted_kept": (None, 2**20, -1.0),
 }
 
 
 @pytest.fixture
 def take_path(monkeypatch):
     def choose(tile, workspace, plain_range):
-        monkeypatch.setattr(losses, "DENSE_SCORES", 0 if tile else 2**40)
+        monkeypatch.setattr(streamed, "TILED_DEVICES", () if tile is None else ("cpu",))
+        monkeypatch.setattr(streamed, "DENSE_SCORES", 0 if tile else 2**40)
         monkeypatch.setattr(streamed, "TILE", tile or 1)
-        monkeypatch.setattr(streamed, "WORKSPACE", workspace)
-        monkeypatch.setattr(streamed, "PLAIN_RANGE", plain_range)
+        for module in (streamed, strips):
+            monkeypatch.setattr(module, "WORKSPACE", workspace)
+            monkeypatch.setattr(module, "PLAIN_RANGE", plain_range)
 
     return choose
 
@@ -167,7 +174,7 @@ def test_equals_float64_twin(take_path, path, name, cell):
         assert_twins(name, cell, tensors)
 
 
-@pytest.mark.parametrize("path", ["dense", "real", "shifted"])
+@pytest.mark.parametrize("path", ["dense", "real", "shifted", "strips_shifted"])
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("norm", [1e-6, 1.0, 1e4])
 @pytest.mark.parametrize("cell", CELLS)

@@ -138,7 +138,7 @@ def test_scores_and_calibration_are_float32_under_autocast():
 @pytest.fixture(params=["dense", "streamed"])
 def path(request, monkeypatch):
     """The dense definitions, and tiles of 3: every size has one behaviour."""
-    monkeypatch.setattr(losses, "DENSE_SCORES", 2**14 if request.param == "dense" else 0)
+    monkeypatch.setattr(streamed, "DENSE_SCORES", 2**14 if request.param == "dense" else 0)
     monkeypatch.setattr(streamed, "TILE", 3)
     monkeypatch.setattr(streamed, "WORKSPACE", 20)
 

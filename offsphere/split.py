@@ -1,0 +1,69 @@
+"""A loss shared by the ranks of a process group: who computes what, and what is exchanged.
+
+Every rank holds the rows of all (they are gathered), computes its share of the scores, and gets
+the whole value. Gradients are parts: **their mean over the ranks is the gradient of the whole
+loss**, as for anything else that DDP averages. So a term that every rank computes whole needs no
+thought, and a share's gradient is `count` times what it adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Split:
+    """This process among `count` that share a loss; alone, it exchanges nothing."""
+
+    def __init__(self, rank: int = 0, count: int = 1) -> None:
+        self.rank, self.count = rank, count
+        self.payload = 0
+        """Bytes that this rank has handed to exchanges so far."""
+
+    def own(self, total: int) -> slice:
+        """This rank's rows of so many: contiguous, in rank order, as equal as they can be."""
+        return slice(total * self.rank // self.count, total * (self.rank + 1) // self.count)
+
+    def sum_(self, x: Tensor) -> Tensor:
+        """The sum over the ranks, in place and without a gradient."""
+        if self.count > 1:
+            self.exchange(dist.all_reduce, x, payload=x)
+        return x
+
+    def log_sum_exp_(self, x: Tensor) -> Tensor:
+        """The log-sum-exp over the ranks, in place and without a gradient: a maximum and a sum."""
+        if self.count > 1:
+            largest = x.clone()
+            self.exchange(dist.all_reduce, largest, dist.ReduceOp.MAX, payload=largest)
+            self.sum_(x.sub_(largest).exp_()).log_().add_(largest)
+        return x
+
+    def summed(self, part: Tensor) -> Tensor:
+        """The sum over the ranks; its gradient is this rank's part (see above)."""
+        return part if self.count == 1 else _Summed.apply(part, self)  # pyright: ignore
+
+    def exchange(
+        self, collective: Callable[..., object], *inputs: Any, payload: Tensor | None = None
+    ) -> None:
+        """One collective of the default process group, its bytes counted."""
+        self.payload += 0 if payload is None else payload.numel() * payload.element_size()
+        collective(*inputs)
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, part, split):
+        ctx.count = split.count
+        return split.sum_(part.clone())
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        return grad_outputs[0] * ctx.count, None
+
+
+ALONE = Split()
+"""One process that computes everything."""
