@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from offsphere.names import LOSSES, PAIR_LOSSES
 from offsphere.run.catalog import KNOWN
 from offsphere.run.config import data_name, keyboard, where
 from offsphere.run.help import Groups
@@ -24,6 +25,10 @@ DIRECTIONS = {
     "text_to_image": "right_to_left",
 }
 """What this lane's directions are called in the library: the image is always the left side."""
+if TYPE_CHECKING:
+    LossName = str
+else:
+    LossName = Literal[PAIR_LOSSES]
 
 COLUMNS = (  # of the table that closes a run
     ("test/i2t_r1", "R@1 i→t", "{:.1%}"),
@@ -90,7 +95,7 @@ class ClipSettings(TrainSettings):
     image_tower: str | None = None
     """A frozen image tower (LiT): efficientnet_lite0, timm:NAME[:FILE], open_clip:NAME:TAG."""
 
-    loss: Literal["info_nce", "siglip"] = "info_nce"
+    loss: LossName = "info_nce"
     """info_nce is CLIP's own; siglip judges each pair alone."""
     direction: Literal["both", "image_to_text", "text_to_image"] = "both"
     """Which side has to find the other (info_nce only; both is CLIP's own)."""
@@ -117,8 +122,10 @@ class ClipSettings(TrainSettings):
                 f"--data={self.data} has no test split of its own: give --data-test=..., or "
                 "measure on a part of it with --eval-split=validation."
             )
-        if self.loss == "siglip" and self.direction != "both":
-            raise ValueError(f"--direction={self.direction} goes with info_nce: siglip has none.")
+        if self.direction != "both" and not LOSSES[self.loss].directed:
+            raise ValueError(
+                f"--direction={self.direction} goes with info_nce: {self.loss} has none."
+            )
         check_between(self, "image_size", 2, LARGEST_IMAGE)
         check_setting(self, "limit", "at least 2", self.limit is None or self.limit >= 2)
         check_setting(self, "min_scale", "above 0 and at most 1", 0 < self.min_scale <= 1)

@@ -1,18 +1,84 @@
-"""What flags accept, and the nearest name for a misspelt one. Imports no torch."""
+"""The cells and the losses, a row each, and the other names that flags accept. Imports no torch.
+
+A new cell is a row of `CELLS`. A new loss is a row of `LOSSES` and a function of the same name in
+`offsphere.losses`. Settings, objective, evaluation and page read these tables; no other place
+lists them.
+"""
 
 import difflib
 import math
 from collections.abc import Iterable
+from typing import Literal, NamedTuple
 
-# (left, right) exponents of each corner of the square; the name says which side IS normalised.
-CORNERS = {"cosine": (1.0, 1.0), "dot": (0.0, 0.0), "qnorm": (1.0, 0.0), "dnorm": (0.0, 1.0)}
-CELLS = (*CORNERS, "learnable")
-# What the same cells are called for image-text pairs and for sentence pairs.
-CELL_ALIASES = {"imgnorm": "qnorm", "txtnorm": "dnorm", "s1norm": "qnorm", "s2norm": "dnorm"}
+Exponents = tuple[float, float]
 
-PAIR_LOSSES = ("info_nce", "siglip", "spectral")
-VIEW_LOSSES = ("nt_xent", "dcl", "dhel")
-LOSSES = (*PAIR_LOSSES, *VIEW_LOSSES, "moco_nce")
+
+class CellRow(NamedTuple):
+    """A cell: how it acts, and how it looks wherever it is drawn."""
+
+    exponents: Exponents | None
+    """(left, right); None: learned."""
+    colour: str
+    """On white, then on black: both have at least 4.5 to 1 in contrast."""
+    dark: str
+    marker: Literal["circle", "triangle-up", "triangle-down", "square", "diamond", "cross"]
+    sentence: str
+    aliases: tuple[str, ...] = ()
+    """What other lanes call it: image-text pairs, sentence pairs."""
+
+
+# The order of the rows is the order of every table and legend. A name says which side IS
+# normalised: q(uery) is the left one, d(ocument) the right one.
+CELLS = {
+    "cosine": CellRow(
+        (1.0, 1.0), "#0067a5", "#5cb3e8", "circle", "Both norms are discarded: cos θ."
+    ),
+    "qnorm": CellRow(
+        (1.0, 0.0), "#00785a", "#3cc59b", "triangle-up", "The right norm is kept: |right| cos θ.",
+        ("imgnorm", "s1norm"),
+    ),
+    "dnorm": CellRow(
+        (0.0, 1.0), "#a3477f", "#e39ac7", "triangle-down", "The left norm is kept: |left| cos θ.",
+        ("txtnorm", "s2norm"),
+    ),
+    "dot": CellRow(
+        (0.0, 0.0), "#bf4a0a", "#f08a4b", "square", "Both norms are kept: |left| |right| cos θ."
+    ),
+    "learnable": CellRow(
+        None, "#806000", "#dcb63a", "diamond", "Two exponents are learned, from 0.5 each."
+    ),
+}  # fmt: skip
+CORNERS = {name: row.exponents for name, row in CELLS.items() if row.exponents is not None}
+"""Exponents of the cells that have fixed ones: what everything can be scored with."""
+SQUARE = ("cosine", "qnorm", "dnorm", "dot")
+"""The four of the 2x2: left and right norm, each discarded or kept."""
+CELL_ALIASES = {alias: name for name, row in CELLS.items() for alias in row.aliases}
+
+
+class LossRow(NamedTuple):
+    """A loss: what it is called with, and what it can do beside that."""
+
+    form: Literal["pairs", "views", "queue"]
+    """pairs: left and right, row by row; views: both stacked, on both sides; queue: MoCo's."""
+    directed: bool = False
+    """Takes `both_ways` and `hard_negatives`."""
+    bias: bool = False
+    """Takes a learned bias."""
+    within_view: bool = False
+    """Has a second function, NAME_within, with the other rows of the same side as negatives."""
+
+
+LOSSES = {
+    "nt_xent": LossRow("views"),
+    "dcl": LossRow("views"),
+    "dhel": LossRow("views"),
+    "info_nce": LossRow("pairs", directed=True, within_view=True),
+    "siglip": LossRow("pairs", bias=True, within_view=True),
+    "spectral": LossRow("pairs"),
+    "moco_nce": LossRow("queue"),
+}
+PAIR_LOSSES = tuple(name for name, row in LOSSES.items() if row.form == "pairs")
+VIEW_LOSSES = tuple(name for name, row in LOSSES.items() if row.form == "views")
 DIRECTIONS = ("both", "left_to_right", "right_to_left")
 SCALES = ("calibrated", "fixed")
 VARIANCE_ON = ("cosine", "score")
@@ -59,8 +125,8 @@ def check_similarities(names: Iterable[str]) -> None:
             raise unknown("similarity", name, SIMILARITIES)
 
 
-def parse_cell(text: str) -> str | tuple[float, float]:
-    """A cell's name, or its exponents from a text like '0.3,0.7'; aliases are resolved."""
+def parse_cell(text: str) -> str | Exponents:
+    """A cell's name, or its exponents from a string like '0.3,0.7'; aliases are resolved."""
     name = text.strip().lower()
     name = CELL_ALIASES.get(name, name)
     if name in CELLS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +17,6 @@ from offsphere.names import (
     LOSSES,
     SCALES,
     VARIANCE_ON,
-    VIEW_LOSSES,
     unknown,
 )
 from offsphere.precision import at_least_float32
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 SIGLIP_BIAS = -10.0
-
-_VIEW_LOSS = {"nt_xent": losses.nt_xent, "dcl": losses.dcl, "dhel": losses.dhel}
 
 
 class Objective(nn.Module):
@@ -76,18 +74,20 @@ class Objective(nn.Module):
             if got not in expected:
                 raise unknown(what, got, expected)
         _check_numbers(population, temperature, learnable_temperature, variance_weight, gor_weight)
-        if within_view and loss not in ("info_nce", "siglip"):
+        row = LOSSES[loss]
+        if within_view and not row.within_view:
+            can = " or ".join(name for name, other in LOSSES.items() if other.within_view)
             raise ValueError(
-                f"Expected within_view with info_nce or siglip, got {loss}: nt_xent, dcl and dhel "
+                f"Expected within_view with {can}, got {loss}: nt_xent, dcl and dhel "
                 "have within-view negatives of their own, the others have none."
             )
-        if negatives is not None and (negatives < 2 or loss == "moco_nce"):
+        if negatives is not None and (negatives < 2 or row.form == "queue"):
             raise ValueError(
                 f"Expected groups of at least 2 negatives inside a batch, got {negatives} for "
                 f"{loss}. (moco_nce has its negatives from the queue: change its size.)"
             )
         self.cell = Cell(cell) if isinstance(cell, str) else cell
-        self.loss = loss
+        self.loss, self.row = loss, row
         self.negatives = negatives
         self.population = population
         self.direction = direction
@@ -101,7 +101,7 @@ class Objective(nn.Module):
             self.log_scale = nn.Parameter(log_scale)
         else:
             self.register_buffer("log_scale", log_scale)
-        if loss == "siglip":
+        if row.bias:
             self.bias = nn.Parameter(torch.tensor(SIGLIP_BIAS))
         # NaN until the first training batch has set it.
         self.register_buffer("ratio", torch.tensor(1.0 if scale == "fixed" else math.nan))
@@ -113,6 +113,11 @@ class Objective(nn.Module):
         """What divides the scores: r times the given or learned temperature."""
         return self.ratio * torch.exp(-self.log_scale)
 
+    @property
+    def _function(self) -> Callable[..., Tensor]:
+        """The loss is the function of its name, its within-view form that of NAME_within."""
+        return getattr(losses, f"{self.loss}_within" if self.within_view else self.loss)
+
     def forward(
         self,
         left: Float[Tensor, "n d"],
@@ -122,10 +127,10 @@ class Objective(nn.Module):
         hard_negatives: Float[Tensor, "k d"] | None = None,
     ) -> dict[str, Tensor]:
         """The named losses of raw embeddings; `loss` is the one to differentiate."""
-        if (queue is None) == (self.loss == "moco_nce"):
+        if (queue is None) == (self.row.form == "queue"):
             wanted = "a queue" if queue is None else "no queue"
             raise ValueError(f"Expected {wanted} for the loss {self.loss}.")
-        if hard_negatives is not None and self.loss != "info_nce":
+        if hard_negatives is not None and not self.row.directed:
             raise ValueError(
                 f"Expected hard_negatives for info_nce only, got them for {self.loss}."
             )
@@ -160,7 +165,7 @@ class Objective(nn.Module):
         losses.check_sides(left, right, *(x for x in (queue, hard_negatives) if x is not None))
         if not len(left):
             raise ValueError("Expected at least one pair, got an empty batch.")
-        if self.loss in VIEW_LOSSES and len(left) != len(right):
+        if self.row.form == "views" and len(left) != len(right):
             raise ValueError(
                 f"Expected two views of as many rows, got {len(left)} and {len(right)}: row i of "
                 "one belongs to row i of the other."
@@ -197,12 +202,12 @@ class Objective(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The contrastive loss, and two sides whose products are the negatives' scores over r."""
         temperature = self.temperature
-        if self.loss in VIEW_LOSSES:
+        if self.row.form == "views":
             stacked = torch.cat([left, right])
             rows, candidates = self.cell(stacked, stacked)
 
             def views(a: Tensor, b: Tensor) -> Tensor:
-                return _VIEW_LOSS[self.loss](a, b, temperature)
+                return self._function(a, b, temperature)
 
             value = (
                 views(rows, candidates)
@@ -214,8 +219,8 @@ class Objective(nn.Module):
         scaled = left / self.ratio
         if queue is not None:
             queue = self.cell.shrink_right(queue)
-            return losses.moco_nce(left, right, queue, temperature), scaled, queue
-        if self.loss == "spectral":
+            return self._function(left, right, queue, temperature), scaled, queue
+        if self.loss == "spectral":  # Gram matrices of groups need no blocks of scores
             return losses.spectral(left / temperature, right, group=group), scaled, right
         if group is None:
             return self._pairs(left, right, temperature, hard_negatives), scaled, right
@@ -228,23 +233,20 @@ class Objective(nn.Module):
     def _pairs(
         self, left: Tensor, right: Tensor, temperature: Tensor, hard_negatives: Tensor | None
     ) -> Tensor:
-        """info_nce or siglip, as the settings want them, on sides that the cell has shrunk."""
-        if self.loss == "siglip":
-            siglip = losses.siglip_within if self.within_view else losses.siglip
-            return siglip(left, right, temperature, self.bias)
-        if self.direction == "right_to_left":
-            if hard_negatives is not None:
-                raise ValueError(
-                    "Expected no hard_negatives for right_to_left: they are right rows."
-                )
-            one_way = losses.info_nce_within if self.within_view else losses.info_nce
-            return one_way(right, left, temperature, both_ways=False)
+        """A loss of aligned pairs, as the settings want it, on sides that the cell has shrunk."""
+        if self.row.bias:
+            return self._function(left, right, temperature, self.bias)
+        if not self.row.directed:
+            return self._function(left, right, temperature)
         both_ways = self.direction == "both"
-        if self.within_view:
-            return losses.info_nce_within(left, right, temperature, both_ways=both_ways)
-        if hard_negatives is not None:
-            hard_negatives = self.cell.shrink_right(hard_negatives)
-        return losses.info_nce(
+        if self.direction == "right_to_left":
+            left, right = right, left
+        if hard_negatives is None:
+            return self._function(left, right, temperature, both_ways=both_ways)
+        if self.direction == "right_to_left":
+            raise ValueError("Expected no hard_negatives for right_to_left: they are right rows.")
+        hard_negatives = self.cell.shrink_right(hard_negatives)
+        return self._function(
             left, right, temperature, both_ways=both_ways, hard_negatives=hard_negatives
         )
 
@@ -253,7 +255,7 @@ class Objective(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Each side over its batch's mean norm; interchangeable views share one mean."""
         left_mean, right_mean = (x.norm(dim=1).mean() for x in (left, right))
-        if self.loss in VIEW_LOSSES:
+        if self.row.form == "views":
             left_mean = right_mean = (left_mean + right_mean) / 2
         if queue is not None:
             right_mean = queue.norm(dim=1).mean()
@@ -278,7 +280,7 @@ class Objective(nn.Module):
                 )
             n = group or len(left)
             groups = len(left) // n
-            if self.loss in VIEW_LOSSES:
+            if self.row.form == "views":
                 pairs = zip(left.split(n), right.split(n), strict=True)
                 stacked = torch.cat([view for pair in pairs for view in pair])
                 exclude = (0, n, -n)

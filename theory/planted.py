@@ -18,7 +18,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from offsphere.names import CELLS
 from theory.lab import LabSettings, main, run_lab
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class Config(LabSettings):
     """Queries and documents of two kinds, or two interchangeable views."""
     counts: Literal["even", "skewed"] = "even"
     """Every relevant document answers equally many queries, or a number that falls as 1/rank."""
-    cells: tuple[str, ...] = CELLS
+    cells: tuple[str, ...] = ("cosine", "dot", "qnorm", "dnorm", "learnable")
     """The cells to train; qnorm is needed for the verdict."""
     relevant: int = 64
     """Documents that are relevant to some query."""

@@ -10,17 +10,23 @@ The same command goes on with a run that was cut, and says so if it is finished.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from offsphere.names import PAIR_LOSSES, VIEW_LOSSES
 from offsphere.run.config import added
 from offsphere.training.script import main
 from vision.settings import COLUMNS, VisionSettings
 
+if TYPE_CHECKING:
+    LossName = str
+else:
+    LossName = Literal[(*VIEW_LOSSES, *PAIR_LOSSES)]
+
 
 @dataclass(frozen=True)
 class Config(VisionSettings):
-    loss: Literal["nt_xent", "dcl", "dhel", "info_nce"] = "nt_xent"
-    """nt_xent is SimCLR's own; dcl and dhel are its decoupled kin; info_nce has no within-view
+    loss: LossName = "nt_xent"
+    """nt_xent is SimCLR's own; dcl and dhel are its decoupled kin; the others have no within-view
     negatives."""
     view_norm: Literal["stacked", "separate"] = added("stacked")
     """Batch-norm takes its statistics from both views together (2m images), or, as in the papers'

@@ -14,6 +14,9 @@ from offsphere.estimate import Estimate
 from offsphere.names import CELLS
 
 SHAPES = ("circle", "triangle", "wedge", "square", "diamond")
+MARKERS = {"triangle-up": "triangle", "triangle-down": "wedge", "cross": "diamond"} | {
+    name: name for name in ("circle", "square", "diamond")
+}
 
 
 def panel_data(panel: Panel) -> dict[str, Any]:
@@ -72,8 +75,9 @@ def level_styles(panel: Panel) -> list[dict[str, str]]:
     for level in range(len(panel.levels)):
         corner = panel.corner(level)
         if corner in CELLS:
-            shape = SHAPES[("cosine", "qnorm", "dnorm", "dot", "learnable").index(corner)]
-            styles.append({"colour": f"var(--{corner})", "shape": shape})
+            row = CELLS[corner]
+            colour = f"light-dark({row.colour}, {row.dark})"
+            styles.append({"colour": colour, "shape": MARKERS[row.marker]})
         else:
             colour = f"var(--level-{level % 8})"
             styles.append({"colour": colour, "shape": SHAPES[level % len(SHAPES)]})

@@ -18,6 +18,7 @@ from offsphere.analysis.panels import (
 )
 from offsphere.analysis.words import plain, spoken, words_of
 from offsphere.estimate import Estimate
+from offsphere.names import CELLS
 from offsphere.run.files import atomic_write
 from offsphere.run.progress import track
 
@@ -25,13 +26,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CELL_LOOKS = {
-    "cosine": ("#0067a5", "o"),
-    "qnorm": ("#00785a", "^"),
-    "dnorm": ("#a3477f", "v"),
-    "dot": ("#bf4a0a", "s"),
-    "learnable": ("#806000", "D"),
-}
+MARKERS = {
+    "circle": "o", "triangle-up": "^", "triangle-down": "v", "square": "s", "diamond": "D",
+    "cross": "P",
+}  # fmt: skip
+CELL_LOOKS = {name: (row.colour, MARKERS[row.marker]) for name, row in CELLS.items()}
 LEVEL_LOOKS = (
     ("#59626c", "o"),
     ("#0067a5", "^"),

@@ -23,7 +23,7 @@ from offsphere.analysis.stats import OverSeeds, crossed, estimate, two_by_two
 from offsphere.analysis.tables import AtFloor, at_floor
 from offsphere.analysis.tasks import Reference, Role, outcomes_of, published_variance, role_of
 from offsphere.estimate import Estimate
-from offsphere.names import CELLS, CORNERS, parse_cell
+from offsphere.names import CELLS, CORNERS, SQUARE, parse_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -573,9 +573,10 @@ def tied_columns(values: Mapping[str, Array]) -> tuple[list[tuple[str, ...]], st
             groups: dict[float, list[str]] = {}
             for cell, exponents in CORNERS.items():
                 groups.setdefault(exponents[side], []).append(cell)
-            pairs = [tuple(group) for group in groups.values()]
-            if all(np.array_equal(values[a], values[b], equal_nan=True) for a, b in pairs):
-                return pairs, query
+            tied = [tuple(group) for group in groups.values()]
+            same = ((values[group[0]], values[cell]) for group in tied for cell in group[1:])
+            if all(np.array_equal(a, b, equal_nan=True) for a, b in same):
+                return tied, query
     order = [cell for cell in CELLS if cell in values]
     return [(cell,) for cell in [*order, *(c for c in values if c not in order)]], None
 
@@ -676,7 +677,7 @@ def _levels(runs: pd.DataFrame, treatment: str | None) -> list[str]:
         return ["all runs"]
     seen = list(dict.fromkeys(runs[treatment].map(text_of)))
     if treatment == "cell":
-        rank = {name: place for place, name in enumerate(("cosine", "qnorm", "dnorm", "dot"))}
+        rank = {name: place for place, name in enumerate(CELLS)}
         return sorted(seen, key=lambda name: rank.get(corner_of(name) or "", len(rank)))
     return _ordered(seen)
 
@@ -751,7 +752,7 @@ def _squares(frame: Frame, values: Array) -> dict[int, Square]:
             for place, condition in enumerate(frame.conditions)
             if condition.context == context
         }
-        four = [found.get(name) for name in ("cosine", "qnorm", "dnorm", "dot")]
+        four = [found.get(name) for name in SQUARE]
         if any(row is None for row in four):
             continue
         corners = [row for row in four if row is not None]

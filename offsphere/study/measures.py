@@ -10,6 +10,8 @@ import difflib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
+from offsphere.names import CORNERS
+
 
 def _named(groups: str, names: str) -> tuple[str, ...]:
     return tuple(f"{group}/{name}" for group in groups.split() for name in names.split())
@@ -25,7 +27,6 @@ TRAINING = (
     "validation/score",
 )
 CONTRASTIVE = (*TRAINING, *_named("train", "contrastive variance gor"))
-CORNERS = "cosine dot qnorm dnorm"
 VISION = (
     *CONTRASTIVE,
     *_named("test untrained", "majority knn knn_raw probe probe_raw knn_embedding"),
@@ -44,8 +45,8 @@ CLIP = (
     *_named("test untrained style", f"{RETRIEVED} mean_r1"),
     *_named("test untrained style", " ".join(f"chance_{name}" for name in RETRIEVED.split())),
     *_named("test untrained style", "zero_shot_* chance_* majority_*"),
-    *_named("test untrained", " ".join(f"i2t_r1_scored_{cell}" for cell in CORNERS.split())),
-    *_named("test untrained", " ".join(f"t2i_r1_scored_{cell}" for cell in CORNERS.split())),
+    *_named("test untrained", " ".join(f"i2t_r1_scored_{cell}" for cell in CORNERS)),
+    *_named("test untrained", " ".join(f"t2i_r1_scored_{cell}" for cell in CORNERS)),
     *_named("test untrained", "modality_gap modality_gap_raw norm_ratio norm_image_mean"),
     *_named("test untrained", "norm_image_cv norm_text_mean norm_text_cv i2t_hubness t2i_hubness"),
     *_named("test untrained", "i2t_hub_norm_correlation t2i_hub_norm_correlation"),
@@ -68,7 +69,7 @@ RETRIEVAL = (
     *(
         f"{group}/ndcg10_scored_{cell}"
         for group in ("test", "test/*", "untrained", "untrained/*")
-        for cell in CORNERS.split()
+        for cell in CORNERS
     ),
     *_named("test test/*", "floor"),
     *_named("bm25 bm25/*", "ndcg10"),
@@ -78,7 +79,7 @@ STS = (
     *_named("train", "error score_scale"),
     *_named("test untrained", "pearson spearman mse norm_left_mean norm_left_cv"),
     *_named("test untrained", "norm_right_mean norm_right_cv"),
-    *_named("test untrained", " ".join(f"spearman_scored_{cell}" for cell in CORNERS.split())),
+    *_named("test untrained", " ".join(f"spearman_scored_{cell}" for cell in CORNERS)),
 )
 MEASURES = {
     "train_simclr": VISION,

@@ -225,7 +225,7 @@ def test_a_failed_run_is_listed_with_its_reason(symmetry):
 def test_ties_by_construction_share_a_column_and_name_the_query(symmetry):
     first = symmetry.panels[0].heat_maps[0]
     assert (first.metric, first.query) == ("test/ndcg10", "left")
-    assert first.columns == [("cosine", "dnorm"), ("dot", "qnorm")]
+    assert first.columns == [("cosine", "dnorm"), ("qnorm", "dot")]
     rng = np.random.default_rng(0)
     by_left = {g: rng.random((3, 2)) for g in (0.0, 1.0)}
     columns, query = tied_columns({cell: by_left[left] for cell, (left, _) in CORNERS.items()})
