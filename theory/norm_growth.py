@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.random import default_rng
@@ -22,12 +22,10 @@ from numpy.random import default_rng
 from theory.lab import LabSettings, main, run_lab
 
 if TYPE_CHECKING:
-    import torch
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Float, Int
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy import ndarray
-    from torch import Tensor, nn
 
 NAME = "norm_growth"
 # Steps until the mean cosine exceeds 0.999, by the norm of all vectors (the paper's notebook).
@@ -83,13 +81,6 @@ class Config(LabSettings):
             raise ValueError(
                 f"decay * lr / pairs must lie between 0 and 1, got decay={self.decay}."
             )
-
-
-class ClassNorms(NamedTuple):
-    """Mean embedding norm of each class while a network trains, before training first."""
-
-    epochs: Float[ndarray, "runs epochs+1 classes"]
-    weights: tuple[int, ...]
 
 
 def cosine_gradient(
@@ -244,19 +235,6 @@ def quadratic_fit(radii: Sequence[float], steps: Float[ndarray, " r"]) -> tuple[
     return float(a), float(1 - unexplained)
 
 
-def class_norms(
-    runs: int, epochs: int, seed: int, weights: tuple[int, ...] = CLASS_WEIGHTS
-) -> ClassNorms:
-    """Mean norm per class, before training and after each epoch, under class imbalance.
-
-    As in the paper's notebook: 4 x 500 points around class centres on the sphere of 10 dimensions
-    (noise 1), seen in 64 dimensions through a random linear map times 10; a 64-64-10 network;
-    supervised InfoNCE on random positive pairs at temperature 1; SGD at 0.01, batches of 128.
-    """
-    per_run = [_train_on_classes(epochs, seed + 1000 * k, weights) for k in range(runs)]
-    return ClassNorms(np.array(per_run), weights)
-
-
 def run(config: Config) -> dict[str, float | str]:
     """Measure everything the module is about; figures and metrics go into the run's folder."""
     return run_lab(config, NAME, lambda: measure(config))
@@ -264,6 +242,8 @@ def run(config: Config) -> dict[str, float | str]:
 
 def measure(config: Config) -> tuple[dict[str, float | str], dict[str, Figure]]:
     """The metrics and figures of one set of random pairs."""
+    from theory.class_norms import norms_by_class
+
     rate = config.lr / config.pairs
     left, right = random_pairs(config.pairs, config.dimension, config.seed)
     angles = np.arccos((left * right).sum(1))
@@ -301,7 +281,7 @@ def measure(config: Config) -> tuple[dict[str, float | str], dict[str, Figure]]:
     )
     reached = np.abs(tracks[-1] / settled - 1).max()
     metrics |= {"decay/settled_norm": settled, "decay/largest_deviation": float(reached)}
-    classes = class_norms(config.class_runs, config.class_epochs, config.seed)
+    classes = norms_by_class(CLASS_WEIGHTS, config.class_runs, config.class_epochs, config.seed)
     metrics |= _class_metrics(classes)
     figures = {
         "steps": _draw_steps(config, by_power, start_angles, mixture_steps),
@@ -386,80 +366,18 @@ def _is_published_protocol(config: Config) -> bool:
     return own == (500, 20, 10.0, 1e-3, True)
 
 
-def _class_metrics(classes: ClassNorms) -> dict[str, float]:
+def _class_metrics(classes: Float[ndarray, "runs times classes"]) -> dict[str, float]:
     """The norms at the end, their growth, and how often the most frequent class grew most."""
-    if not len(classes.epochs):
+    if not len(classes):
         return {}
-    growth = classes.epochs[:, -1] / classes.epochs[:, 0]
+    growth = classes[:, -1] / classes[:, 0]
     metrics = {}
-    for k, weight in enumerate(classes.weights):
-        metrics[f"class/norm_weight{weight}"] = float(classes.epochs[:, -1, k].mean())
+    for k, weight in enumerate(CLASS_WEIGHTS):
+        metrics[f"class/norm_weight{weight}"] = float(classes[:, -1, k].mean())
         metrics[f"class/growth_weight{weight}"] = float(growth[:, k].mean())
     metrics["class/frequent_grew_most"] = float((growth.argmax(1) == growth.shape[1] - 1).mean())
     metrics["class/frequent_outgrew_rare"] = float((growth[:, -1] > growth[:, 0]).mean())
     return metrics
-
-
-def _train_on_classes(epochs: int, seed: int, weights: tuple[int, ...]) -> list[list[float]]:
-    import torch
-    from torch.nn.functional import normalize
-
-    draw = torch.Generator().manual_seed(seed)
-    classes, samples = len(weights), 500 * len(weights)
-    shares = torch.tensor(weights, dtype=torch.float32)
-    labels = torch.multinomial(shares, samples, replacement=True, generator=draw)
-    centres = normalize(torch.randn(classes, 10, generator=draw))
-    points = normalize(centres[labels] + torch.randn(samples, 10, generator=draw))
-    data = points @ (10 * torch.randn(10, 64, generator=draw))
-    network = _small_network(seed)
-    descent = torch.optim.SGD(network.parameters(), lr=0.01)
-
-    @torch.no_grad()
-    def norms() -> list[float]:
-        lengths = network(data).norm(dim=1)
-        return [float(lengths[labels == c].mean()) for c in range(classes)]
-
-    tracked = [norms()]
-    for _ in range(epochs):
-        for batch in torch.randperm(samples, generator=draw).split(128):
-            descent.zero_grad()
-            positive = _random_positives(labels[batch], draw)
-            _info_nce_on_pairs(network(data[batch]), positive).backward()
-            descent.step()
-        tracked.append(norms())
-    return tracked
-
-
-def _small_network(seed: int) -> nn.Module:
-    import torch
-    from torch import nn
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-
-
-def _random_positives(labels: Int[Tensor, " n"], draw: torch.Generator) -> Bool[Tensor, "n n"]:
-    """Each row draws another row of its class; a pair counts both ways."""
-    import torch
-
-    same = (labels[:, None] == labels).float().fill_diagonal_(0)
-    alone = same.sum(1) == 0
-    drawn = torch.multinomial(same + alone[:, None], 1, generator=draw)
-    chosen = torch.zeros_like(same, dtype=torch.bool).scatter_(1, drawn, True)
-    chosen[alone] = False
-    return chosen | chosen.T
-
-
-def _info_nce_on_pairs(z: Float[Tensor, "n d"], positive: Bool[Tensor, "n n"]) -> Float[Tensor, ""]:
-    """-log of the positives' share among all other rows on cosines, for rows with a positive."""
-    import torch
-
-    u = torch.nn.functional.normalize(z, dim=1)
-    itself = torch.eye(len(z), dtype=torch.bool)
-    log_p = (u @ u.T).masked_fill(itself, -torch.inf).log_softmax(1)
-    paired = positive.any(1)
-    return -log_p[paired].masked_fill(~positive[paired], -torch.inf).logsumexp(1).mean()
 
 
 def _unit(x: Float[ndarray, "n d"]) -> Float[ndarray, "n d"]:
@@ -493,7 +411,9 @@ def _draw_steps(
 
 
 def _draw_norms(
-    tracks: Float[ndarray, "steps starts"], settled: float, classes: ClassNorms
+    tracks: Float[ndarray, "steps starts"],
+    settled: float,
+    classes: Float[ndarray, "runs times classes"],
 ) -> Figure:
     from matplotlib.figure import Figure
 
@@ -502,9 +422,9 @@ def _draw_norms(
     decay.plot(tracks / settled)
     decay.axhline(1, color="k", linestyle=":")
     _label(decay, "step", "norm under weight decay / settled norm")
-    if len(classes.epochs):
-        for k, weight in enumerate(classes.weights):
-            by_class.plot(classes.epochs[:, :, k].mean(0), label=f"class of weight {weight}")
+    if len(classes):
+        for k, weight in enumerate(CLASS_WEIGHTS):
+            by_class.plot(classes[:, :, k].mean(0), label=f"class of weight {weight}")
         by_class.legend(fontsize=8)
     _label(by_class, "epoch", "mean embedding norm")
     return figure

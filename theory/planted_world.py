@@ -33,7 +33,7 @@ from offsphere.objective import Objective
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-    from theory.planted import Config
+    from theory.planted_settings import Config
 
 
 def stream(seed: int, name: str) -> torch.Generator:

@@ -87,17 +87,6 @@ def full_batch_loss(name: str, temperature: float, bias: float) -> PairLoss:
     return on_stacked_views
 
 
-def info_nce_family(phi: Scalar, psi: Scalar, *, cross: int, within: int) -> PairLoss:
-    """Def. 3.1: half of L(u, v) and of L(v, u); `cross` and `within` are the paper's c1 and c2."""
-
-    def one_way(u: Tensor, v: Tensor) -> Tensor:
-        positive = positives(u, v)[:, None]
-        total = cross * phi(negatives(u, v) - positive).sum(1)
-        return psi(total + within * phi(negatives(u, u) - positive).sum(1)).mean()
-
-    return lambda u, v: (one_way(u, v) + one_way(v, u)) / 2
-
-
 def additive_family(phi: Scalar, psi: Scalar, *, cross: int, within: int) -> PairLoss:
     """Def. 3.2: -mean phi(s_pos) + c1 mean psi(s_neg) + c2 mean psi of within-view negatives."""
 
@@ -115,11 +104,6 @@ def siglip_functions(n: int, scale: float, b: float) -> tuple[Scalar, Scalar]:
         lambda x: -F.softplus(b - scale * x),
         lambda x: (n - 1) * F.softplus(scale * x - b),
     )
-
-
-def separates_in_excess(phi: Scalar, psi: Scalar, n: int) -> bool:
-    """Thm 5.3's condition on an additive loss without within-view negatives, at d >= n."""
-    return _slope(phi, 1.0) < (n - 2) / (2 * (n - 1)) * _slope(psi, -1 / (n - 1))
 
 
 def siglip_separates_in_excess(n: int, scale: float, b: float) -> bool:
@@ -148,7 +132,7 @@ def additive_optimum(phi: Scalar, psi: Scalar, n: int) -> tuple[float, float]:
 
     With mean s_pos = 1 - 2 x the mean s_neg is at least -1/(n-1) - x (n-2)/(n-1), because
     E[u] . E[v] >= -E|u - v|^2 / 4; two simplices moved apart along a further axis reach that
-    (`opposed_simplices`). By Jensen's inequality the optimum is the best x in [0, 1], a convex
+    (the test has them). By Jensen's inequality the optimum is the best x in [0, 1], a convex
     problem in one variable (our derivation; its solution leaves x = 0 exactly under Thm 5.3).
     """
 
@@ -162,14 +146,6 @@ def additive_optimum(phi: Scalar, psi: Scalar, n: int) -> tuple[float, float]:
         return _opposed(1.0, n)
     best = float(brentq(slope, 0.0, 1.0, xtol=1e-15))  # pyright: ignore[reportArgumentType]
     return _opposed(best, n)
-
-
-def opposed_simplices(n: int, x: float) -> tuple[Float[Tensor, "n n"], Float[Tensor, "n n"]]:
-    """Two copies of a simplex moved apart along a further axis, so that every s_pos is 1 - 2 x."""
-    u = simplex_etf(n, n) * math.sqrt(1 - x)
-    v = u.clone()
-    u[:, -1], v[:, -1] = math.sqrt(x), -math.sqrt(x)
-    return u, v
 
 
 def slack(u: Float[Tensor, "n d"], v: Float[Tensor, "n d"]) -> float:
@@ -280,7 +256,7 @@ def random_sides(
 
 
 def _opposed(x: float, n: int) -> tuple[float, float]:
-    """s_pos and s_neg of `opposed_simplices`."""
+    """s_pos and s_neg of two simplices moved apart by x."""
     return 1 - 2 * x, -1 / (n - 1) - x * (n - 2) / (n - 1)
 
 

@@ -6,6 +6,7 @@ from torch's global generator: call `torch.manual_seed` first.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import warnings
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from offsphere.encoders.frozen import FrozenTower
 from offsphere.encoders.weights import ignore_pickle_warnings, why
 from offsphere.names import unknown
 
@@ -29,6 +29,41 @@ if TYPE_CHECKING:
 
 CAUSAL_POOLS = ("argmax", "eos")
 """Pooling at the end token: what follows it in a causal tower cannot matter."""
+
+
+class FrozenTower(nn.Module):
+    """An image backbone without gradients, in evaluation mode for good."""
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        name: str,
+        width: int,
+        image_size: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone.requires_grad_(False).eval()
+        self.name, self.width, self.image_size = name, width, image_size
+        self.mean, self.std = mean, std
+
+    def train(self, mode: bool = True) -> FrozenTower:
+        """Evaluation mode, whatever is asked."""
+        return super().train(False)
+
+    @torch.no_grad()
+    def forward(self, pixels: Float[Tensor, "n 3 s s"]) -> Float[Tensor, "n f"]:
+        return self.backbone(pixels).flatten(1)
+
+    def fingerprint(self) -> str:
+        """A hash of the weights and of how pictures come in."""
+        facts = (self.name, self.width, self.image_size, self.mean, self.std)
+        digest = hashlib.sha256(repr(facts).encode())
+        for key, tensor in sorted(self.state_dict().items()):
+            digest.update(key.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
 
 
 class ClipTowers(nn.Module):

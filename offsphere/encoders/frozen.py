@@ -7,61 +7,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from offsphere.encoders.clip import FrozenTower, clip_towers
 from offsphere.encoders.weights import read_tensors, why
 
-if TYPE_CHECKING:
-    from jaxtyping import Float
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 # The lite models were trained on (pixel - 127) / 128.
 LITE_MEAN = (127 / 255,) * 3
 LITE_STD = (128 / 255,) * 3
 LITE_SIZES = {"efficientnet_lite0": 224, "efficientnet_lite1": 240, "efficientnet_lite2": 260}
 FORMS = (*LITE_SIZES, "timm:NAME", "timm:NAME:FILE", "open_clip:NAME:TAG", "open_clip:NAME:FILE")
-
-
-class FrozenTower(nn.Module):
-    """An image backbone without gradients, in evaluation mode for good."""
-
-    def __init__(
-        self,
-        backbone: nn.Module,
-        *,
-        name: str,
-        width: int,
-        image_size: int,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-    ) -> None:
-        super().__init__()
-        self.backbone = backbone.requires_grad_(False).eval()
-        self.name, self.width, self.image_size = name, width, image_size
-        self.mean, self.std = mean, std
-
-    def train(self, mode: bool = True) -> FrozenTower:
-        """Evaluation mode, whatever is asked."""
-        return super().train(False)
-
-    @torch.no_grad()
-    def forward(self, pixels: Float[Tensor, "n 3 s s"]) -> Float[Tensor, "n f"]:
-        return self.backbone(pixels).flatten(1)
-
-    def fingerprint(self) -> str:
-        """A hash of the weights and of how pictures come in."""
-        facts = (self.name, self.width, self.image_size, self.mean, self.std)
-        digest = hashlib.sha256(repr(facts).encode())
-        for key, tensor in sorted(self.state_dict().items()):
-            digest.update(key.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()[:16]
 
 
 def frozen_tower(name: str, *, image_size: int | None = None) -> FrozenTower:
@@ -137,8 +96,6 @@ def _timm(name: str, model: str, weights: str | None, image_size: int | None) ->
 
 
 def _open_clip(name: str, model: str, weights: str, image_size: int | None) -> FrozenTower:
-    from offsphere.encoders.clip import clip_towers
-
     towers = clip_towers(model, pretrained=weights, image_size=image_size).eval()
     with torch.no_grad():
         side = towers.image_size

@@ -171,17 +171,6 @@ def test_noise_in_every_entry_is_eq_1_in_expectation():
     assert np.mean(errors) == pytest.approx(expected, rel=1e-10)
 
 
-def test_dropout_is_eq_1_with_popular_items_penalised_more():
-    x, rng = np.random.default_rng(8).standard_normal((4, 3)), np.random.default_rng(6)
-    factors = mf.Factors(*rng.standard_normal((2, 3, 2)))
-    dropped, expected = 0.3, 0.0
-    for kept in itertools.product((0, 1), repeat=12):
-        mask = np.reshape(kept, x.shape)
-        error = ((x - (x * mask / (1 - dropped)) @ factors.users @ factors.items.T) ** 2).sum()
-        expected += error * dropped ** (12 - sum(kept)) * (1 - dropped) ** sum(kept)
-    assert mf.dropout_objective(x.T @ x, factors, dropped) == pytest.approx(expected, rel=1e-10)
-
-
 def test_training_on_noisy_copies_comes_near_eq_1():
     x = csr_array(small_data(400, 20))
     trained = mf.train_denoising(x, 5, 100.0, steps=600, seed=0)

@@ -9,6 +9,7 @@ import torch
 from scipy.stats import linregress
 
 from offsphere.losses import info_nce
+from theory import class_norms
 from theory import norm_growth as growth
 
 PUBLISHED = Path(__file__).parents[2] / "results/published/embedding_norms_simulation.csv"
@@ -143,7 +144,7 @@ def test_weight_decay_settles_every_norm_at_the_closed_form(sine):
 
 def test_each_row_draws_one_positive_of_its_class():
     labels = torch.tensor([0, 0, 0, 1, 1, 2])
-    positive = growth._random_positives(labels, torch.Generator().manual_seed(0))
+    positive = class_norms._random_positives(labels, torch.Generator().manual_seed(0))
     assert torch.equal(positive, positive.T)
     assert not positive[labels[:, None] != labels].any()
     assert not positive.diagonal().any()
@@ -160,7 +161,7 @@ def test_info_nce_on_pairs_is_its_sum_written_out():
         scores = [float(torch.cosine_similarity(z[i], z[j], dim=0)) for j in range(5)]
         others = sum(np.exp(scores[j]) for j in range(5) if j != i)
         terms.append(-np.log(sum(np.exp(scores[j]) for j in partners) / others))
-    loss = growth._info_nce_on_pairs(z, positive)
+    loss = class_norms._info_nce_on_pairs(z, positive)
     assert float(loss) == pytest.approx(np.mean(terms), abs=1e-12)
 
 

@@ -26,6 +26,30 @@ from theory.simplex import (
 SIMPLEX_LOSSES = tuple(name for name in theorems.FULL_BATCH_LOSSES if name != "spectral")
 
 
+def info_nce_family(phi, psi, *, cross, within):
+    """Def. 3.1: half of L(u, v) and of L(v, u); `cross` and `within` are the paper's c1 and c2."""
+
+    def one_way(u, v):
+        positive = theorems.positives(u, v)[:, None]
+        total = cross * phi(theorems.negatives(u, v) - positive).sum(1)
+        return psi(total + within * phi(theorems.negatives(u, u) - positive).sum(1)).mean()
+
+    return lambda u, v: (one_way(u, v) + one_way(v, u)) / 2
+
+
+def separates_in_excess(phi, psi, n):
+    """Thm 5.3's condition on an additive loss without within-view negatives, at d >= n."""
+    return theorems._slope(phi, 1.0) < (n - 2) / (2 * (n - 1)) * theorems._slope(psi, -1 / (n - 1))
+
+
+def opposed_simplices(n, x):
+    """Two copies of a simplex moved apart along a further axis, so that every s_pos is 1 - 2 x."""
+    u = theorems.simplex_etf(n, n) * math.sqrt(1 - x)
+    v = u.clone()
+    u[:, -1], v[:, -1] = math.sqrt(x), -math.sqrt(x)
+    return u, v
+
+
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
@@ -54,7 +78,7 @@ def test_simplex_etf_needs_enough_dimensions():
     ],
 )
 def test_library_losses_are_members_of_the_info_nce_family(name, psi, cross, within):
-    family = theorems.info_nce_family(lambda x: torch.exp(x / 0.3), psi, cross=cross, within=within)
+    family = info_nce_family(lambda x: torch.exp(x / 0.3), psi, cross=cross, within=within)
     _same_value_and_gradients(theorems.full_batch_loss(name, 0.3, 0.0), family)
 
 
@@ -124,7 +148,7 @@ def test_the_bound_holds_and_is_attained():
 def test_views_moved_apart_keep_a_slack(x):
     """No spread of u - v and E[u + v] = 0, yet no equality: E[u - v] must be zero as well."""
     n = 7
-    u, v = theorems.opposed_simplices(n, x)
+    u, v = opposed_simplices(n, x)
     parts = theorems.slack_parts(u, v)
     assert parts == pytest.approx((0, x * n / (n - 1), 0), abs=1e-14)
     assert theorems.slack(u, v) == pytest.approx(x * n / (n - 1), abs=1e-14)
@@ -154,7 +178,7 @@ def test_example_5_4_is_thm_5_3_for_siglip(n, scale, b):
     if abs(margin) > 1e-9:
         phi, psi = theorems.siglip_functions(n, scale, b)
         expected = margin < 0
-        assert theorems.separates_in_excess(phi, psi, n) == expected
+        assert separates_in_excess(phi, psi, n) == expected
         assert theorems.siglip_separates_in_excess(n, scale, b) == expected
 
 
@@ -168,7 +192,7 @@ def test_excessive_separation_and_its_cure(b):
     u, v = theorems.optimise(theorems.additive_family(phi, psi, cross=1, within=0), *start)
     assert (theorems.positives(u, v) - s_pos).abs().max() < 1e-5
     assert (theorems.negatives(u, v) - s_neg).abs().max() < 1e-5
-    excessive = theorems.separates_in_excess(phi, psi, n)
+    excessive = separates_in_excess(phi, psi, n)
     assert excessive == (b < 2.75)
     assert (s_pos < 1 and s_neg < -1 / (n - 1)) == excessive
     cured = theorems.optimise(theorems.additive_family(phi, psi, cross=1, within=1), *start)
@@ -180,11 +204,11 @@ def test_additive_optimum_is_attained_and_the_best_of_its_family(n, scale, b):
     phi, psi = theorems.siglip_functions(n, scale, b)
     loss = theorems.additive_family(phi, psi, cross=1, within=0)
     s_pos, s_neg = theorems.additive_optimum(phi, psi, n)
-    u, v = theorems.opposed_simplices(n, (1 - s_pos) / 2)
+    u, v = opposed_simplices(n, (1 - s_pos) / 2)
     torch.testing.assert_close(theorems.positives(u, v), torch.full((n,), s_pos).double())
     assert (theorems.negatives(u, v) - s_neg).abs().max() < 1e-12
     best = minimize_scalar(
-        lambda x: loss(*theorems.opposed_simplices(n, x)).item(), bounds=(0, 1), method="bounded"
+        lambda x: loss(*opposed_simplices(n, x)).item(), bounds=(0, 1), method="bounded"
     )
     assert loss(u, v).item() <= best.fun + 1e-12
 
