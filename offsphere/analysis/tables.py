@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -154,6 +155,43 @@ def write_runs(table: pd.DataFrame, path: str | Path) -> None:
     _write_rows(path, table.columns, _plain_rows(table))
 
 
+def append_rows(rows: Sequence[dict[str, Any]], path: Path) -> bool:
+    """Add rows to the end of runs.csv, on the disk when this returns; False where the table lacks
+    a column of theirs, or is not there: it must be written anew then.
+
+    A row is one line, and all lines go out in one write: a kill leaves at most a torn last line.
+    """
+    if not path.exists():
+        return False
+    with path.open(encoding="utf-8", newline="") as file:
+        head = next(csv.reader(file), [])
+    if not {name for row in rows for name in row} <= set(head):
+        return False
+    _append(path, _csv([_spell(row.get(name)) for name in head] for row in rows).encode())
+    return True
+
+
+def _append(path: Path, content: bytes) -> None:
+    with path.open("ab", buffering=0) as file:
+        file.write(content)
+        os.fsync(file.fileno())
+
+
+def mend(path: Path) -> None:
+    """Take off the torn last line that a kill in the middle of an append left."""
+    content = path.read_bytes()
+    os.truncate(path, content.rfind(b"\n") + 1)
+
+
+def is_torn(path: Path) -> bool:
+    """Whether the last line of a table has no end."""
+    if not path.exists() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
+
+
 def read_runs(path: str | Path) -> pd.DataFrame:
     """A runs table as `write_runs` wrote it."""
     rows = stored_rows(Path(path))
@@ -184,7 +222,11 @@ def stored_rows(path: Path) -> list[dict[str, Any]]:
     rows = [dict(zip(head, map(_read_cell, line), strict=True)) for line in body]
     for number, row in enumerate(rows, 2):
         check_row(row, f"{path}, row {number}")
-    return [_with_names(row) for row in rows] if path.suffix == ".csv" else rows
+    if path.suffix != ".csv":
+        return rows
+    # A run that ended again (it had been cut, or had failed) was added again: the last row counts.
+    last = {(row["run"], row.get("part"), row.get("arm")): row for row in rows}
+    return [_with_names(row) for row in last.values()]
 
 
 def table_of(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -412,15 +454,15 @@ def _write_rows(path: str | Path, columns: Iterable[Any], rows: Iterable[list[An
 def _spell(value: Any) -> str:
     """A cell's text: numbers, true, false and lists as JSON, missing as nothing, text as it is.
 
-    A text that would be read as something else is put in JSON's quotes.
+    A string that would be read as something else is put in JSON's quotes, and so is one with a line
+    break, because a row is one line.
     """
     if _is_missing(value):
         return ""
     if not isinstance(value, str):
         return json.dumps(value)
-    return (
-        json.dumps(value) if value == "" or "\r" in value or _read_cell(value) != value else value
-    )
+    quoted = value == "" or "\r" in value or "\n" in value or _read_cell(value) != value
+    return json.dumps(value) if quoted else value
 
 
 def _read_cell(text: str) -> Any:

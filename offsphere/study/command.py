@@ -33,7 +33,7 @@ from offsphere.study.plan import (
     main_runs,
     pilot_runs,
 )
-from offsphere.study.tables import write_all, write_runs_of
+from offsphere.study.tables import append_run, mend_tables, write_rest, write_runs_of
 from offsphere.study.tuning import Choice, choice_for, choices_of, tuning_record
 
 EPILOG = """
@@ -60,6 +60,7 @@ def study_command(argv: Sequence[str], scripts: Scripts) -> int:
     except (ValueError, OSError) as error:
         return _error(error, 2)
     try:
+        mend_tables(Path(args.out) / study.name, _locked)
         if args.dry_run:
             return _dry_run(study, scripts, args)
         _refuse_unready(study, scripts, args)
@@ -164,7 +165,7 @@ def _run_study(
         runs = _here(runs, args)
         write_json(folder / "plan.json", _plan_record(study, runs))
         failed = stage(study.name, runs)
-    write_all(folder, runs)
+    write_rest(folder)
     if stops_asked():
         return 1
     code = _closing(folder, runs, failed, choices)
@@ -227,7 +228,8 @@ def _stage(
 ) -> list[Run]:
     """Do what is still to be done; the runs that have failed, now or before."""
     failed, runs = list(tally.failed), [run for runs in tally for run in runs]
-    for folder in {run.path.parent for run in runs}:
+    folders = {run.path.parent for run in runs}
+    for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
         write_runs_of(folder, runs)
     if not tally.to_do:
@@ -238,7 +240,9 @@ def _stage(
             if event.what == "failed":
                 failed.append(event.run)
             if event.what not in ("started", "retried"):
-                write_runs_of(event.run.path.parent, runs)
+                append_run(event.run, runs)
+    for folder in folders:
+        write_runs_of(folder, runs)
     return failed
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,12 +24,35 @@ def write_runs_of(folder: Path, runs: Sequence[Run]) -> None:
         write_runs(labelled(table, folder, runs), folder / RUNS)
 
 
-def write_all(folder: Path, runs: Sequence[Run]) -> None:
-    """Write runs.csv, and beside it the curves, per-example outcomes and figures of its runs."""
+def append_run(run: Run, runs: Sequence[Run]) -> None:
+    """Add a run that has ended to runs.csv.
+
+    Reading all run folders again for every run would take longer and longer. What was added in the
+    order of the clock is put in the order of the plan by `write_runs_of`, at the stage's end.
+    """
+    from offsphere.analysis.tables import append_rows, run_row
+
+    row, folder = run_row(run.path), run.path.parent
+    if not append_rows([row | labels for labels in run.labels], folder / RUNS):
+        write_runs_of(folder, runs)
+
+
+def mend_tables(folder: Path, lock: Callable[[Path], AbstractContextManager[None]]) -> None:
+    """Mend what a kill left of the study's tables of runs, when nobody else is at work there."""
+    from offsphere.analysis.tables import is_torn, mend
+
+    torn = [file for file in (folder / RUNS, folder / "tuning" / RUNS) if is_torn(file)]
+    if torn:
+        with lock(folder):
+            for file in torn:
+                mend(file)
+
+
+def write_rest(folder: Path) -> None:
+    """Write what stands beside runs.csv: curves, per-example outcomes and figures of the runs."""
     from offsphere.analysis import tables
     from offsphere.analysis.pictures import write_pictures
 
-    write_runs_of(folder, runs)
     tables.write_curves(tables.curves_table(folder), folder / tables.CURVES)
     examples = tables.examples_table(folder)
     if len(examples):

@@ -19,13 +19,18 @@ from offsphere.analysis.tables import (
     CURVES,
     EXAMPLES,
     RUNS,
+    append_rows,
     curves_table,
     examples_by_run,
     examples_table,
     export,
+    is_torn,
+    mend,
     read_runs,
     run_folders,
     runs_table,
+    stored_rows,
+    table_of,
     write_curves,
     write_examples,
     write_runs,
@@ -184,6 +189,29 @@ def test_curves_are_long_and_come_back(study, tmp_path):
     first = (tmp_path / CURVES).read_bytes()
     write_curves(curves, tmp_path / CURVES)
     assert (tmp_path / CURVES).read_bytes() == first
+
+
+def test_rows_are_added_at_the_end_and_the_last_of_a_run_counts(tmp_path):
+    file = tmp_path / RUNS
+    first = {"run": "a", "arm": "x", "status": "failed", "reason": "two\nlines", "test/m": None}
+    second = {"run": "b", "arm": "x", "status": "finished", "reason": None, "test/m": 0.25}
+    assert not append_rows([first], file), "there is no table yet"
+    write_runs(table_of([first, second]), file)
+    before = file.read_bytes()
+    assert before.count(b"\n") == 3, "a row is one line"
+    again = first | {"status": "finished", "reason": None, "test/m": 0.5}
+    assert append_rows([again, again | {"arm": "y"}], file)
+    assert file.read_bytes().startswith(before)
+    assert stored_rows(file) == [again, second, again | {"arm": "y"}]
+    assert not append_rows([again | {"test/new": 1}], file), "a new column: written anew"
+    whole = file.read_bytes()
+    for end in range(len(whole) - 3, len(before), -7):
+        file.write_bytes(whole[:end])
+        torn = not whole[:end].endswith(b"\n")
+        assert is_torn(file) == torn
+        if torn:
+            mend(file)
+        assert file.read_bytes() == whole[: whole[:end].rfind(b"\n") + 1]
 
 
 def test_per_example_outcomes(study, tmp_path):

@@ -86,6 +86,26 @@ def test_kills_leave_no_trace_in_the_table(launch, tmp_path: Path):
     disturbed_equals_quiet(launch, tmp_path, TOY, 1)
 
 
+def test_a_kill_in_the_middle_of_an_append_is_mended(launch, tmp_path):
+    (tmp_path / "example.yaml").write_text(TOY.replace("pause: 0.05", "pause: 0"))
+    flags = ("example.yaml", "--workers=2")
+    code, _, _ = launch.run(*flags, TORN_APPEND="1")
+    assert code == -signal.SIGKILL
+    file = tmp_path / "results/example/runs.csv"
+    assert not file.read_bytes().endswith(b"\n"), "the last line is torn"
+    code, output, errors = launch.run(*flags)
+    assert code == 0, errors
+    assert "example: 12 runs, 12 finished, 0 failed." in output
+    # What was added run by run is, at the end, what reading all run folders anew gives.
+    runs = read_runs(file)
+    assert list(runs["run"]) == list(dict.fromkeys(runs["run"]))
+    assert len(runs) == 12
+    final = file.read_bytes()
+    file.unlink()
+    assert launch.run(*flags)[0] == 0
+    assert file.read_bytes() == final
+
+
 @pytest.mark.slow
 def test_many_kills_leave_no_trace_in_the_table(launch, tmp_path: Path):
     disturbed_equals_quiet(launch, tmp_path, TOY.replace("steps: 12", "steps: 60"), 5)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from offsphere.analysis import tables
 from offsphere.run.command import Stopped
 from offsphere.run.config import where
 from offsphere.run.record import open_run, write_json
@@ -90,5 +91,14 @@ def simclr() -> Script:
 SCRIPTS = {"toy": toy, "train_simclr": simclr}
 
 
+def torn(path: Path, content: bytes) -> None:
+    """An append that is killed in its middle."""
+    with path.open("ab", buffering=0) as file:
+        file.write(content[: len(content) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def start() -> None:
+    if os.environ.get("TORN_APPEND"):
+        tables._append = torn
     main(sys.argv[1:], SCRIPTS)
