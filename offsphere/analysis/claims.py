@@ -9,10 +9,8 @@ Claims and what their keys mean: configs/claims.yaml.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -39,6 +37,7 @@ from offsphere.analysis.stats import OverSeeds, holm
 from offsphere.analysis.tables import NO_FLOOR, AtFloor, at_floor, examples_by_run, runs_table
 from offsphere.analysis.tasks import outcomes_of
 from offsphere.analysis.verdicts import claim_p, verdict
+from offsphere.run.command import one_line_errors
 from offsphere.run.config import parse
 from offsphere.share import CONFIGS
 
@@ -154,8 +153,8 @@ def to_json(lines: Sequence[Verdict]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the board; the exit code is 0 unless the file of claims or a table is faulty."""
-    settings = parse(BoardSettings, argv, description=__doc__)
-    try:
+    settings = parse(BoardSettings, argv, description=__doc__, name="offsphere claims")
+    with one_line_errors("offsphere claims", "The same command starts anew."):
         claims = load_claims(settings.claims)
         if settings.run_tests:
             if not settings.foreign_tests:
@@ -170,13 +169,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         lines = evaluate_claims(claims, settings.results)
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         print(to_json(lines) if settings.json else board(lines, width), end="")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, OSError) as error:
-        print(f"claims: error: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
 
 
 def _outcomes(claims: Sequence[Claim]) -> set[str]:

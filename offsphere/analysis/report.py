@@ -10,9 +10,8 @@ papers and claims about them come with --published. No torch.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,18 +22,44 @@ from offsphere.analysis.digest import compare_with_cosine, read_study
 from offsphere.analysis.paper_tables import check_metrics, write_tables
 from offsphere.analysis.tables import RUNS, run_folders
 from offsphere.run.command import one_line_errors
+from offsphere.run.config import parse
 from offsphere.run.files import atomic_write
 from offsphere.run.progress import speaking, track
-from offsphere.run.usage import OneLineParser
 from offsphere.share import CONFIGS
 
 PAGE = "report.html"
 CLAIMS = CONFIGS / "claims.yaml"
 
 
+@dataclass(frozen=True)
+class ReportSettings:
+    studies: tuple[str, ...] = ()
+    """STUDY, a study's folder; its page is written there. The flag may be left out."""
+    results: str = "results"
+    """Where the studies are."""
+    out: str | None = None
+    """The page; default: report.html in the study's folder, or in --results."""
+    claims: str | None = None
+    """The file of claims; default: configs/claims.yaml."""
+    date: str | None = None
+    """The date on the page; default: today."""
+    metrics: str = ""
+    """Of the tables, with commas between: test/probe,test/knn; default: its own."""
+    published: bool = False
+    """Put claims and figures of papers on the page of a study too."""
+    figures: bool = True
+    """Only the page and the tables."""
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the page; a mistake ends in one line, exit 1 (exit 2 for a faulty flag)."""
-    args = _parser().parse_args(argv)
+    args = parse(
+        ReportSettings,
+        argv,
+        description=__doc__,
+        name="offsphere report",
+        words=("studies", "STUDY"),
+    )
     with one_line_errors("offsphere report", "No page was written."), speaking():
         out = write_report(
             args.studies,
@@ -42,8 +67,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             out=args.out,
             claims=args.claims,
             date=args.date,
-            figures=not args.no_figures,
-            metrics=[name.strip() for name in (args.metrics or "").split(",") if name.strip()],
+            figures=args.figures,
+            metrics=[name.strip() for name in args.metrics.split(",") if name.strip()],
             published=args.published or None,
         )
         print(f"{out} ({out.stat().st_size / 1e6:.2f} MB)")
@@ -141,35 +166,6 @@ def _claimed(claims: Sequence[Claim], study: str) -> list[str]:
     """The metrics that claims about a study rest on."""
     about = [claim.metric for claim in claims if claim.study == study and claim.metric]
     return list(dict.fromkeys(part.strip() for metric in about for part in metric.split(" - ")))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(
-        prog="offsphere report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "studies", nargs="*", metavar="STUDY", help="a study's folder; its page is written there"
-    )
-    parser.add_argument("--results", default="results", help="where the studies are")
-    parser.add_argument(
-        "--out", help="the page; default: report.html in the study's folder, or in --results"
-    )
-    parser.add_argument("--claims", help="the file of claims; default: configs/claims.yaml")
-    parser.add_argument("--date", help="the date on the page; default: today")
-    parser.add_argument(
-        "--metrics",
-        help="of the tables, with commas between: test/probe,test/knn; default: its own",
-    )
-    parser.add_argument(
-        "--published",
-        action="store_true",
-        help="put claims and figures of papers on the page of a study too",
-    )
-    parser.add_argument("--no-figures", action="store_true", help="only the page and the tables")
-    return parser
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import re
 import shlex
 import sys
@@ -107,14 +108,20 @@ def parse(
     argv: Sequence[str] | None = None,
     *,
     description: str | None = None,
+    name: str | None = None,
+    words: tuple[str, str] | None = None,
 ) -> ConfigT:
-    """The settings from flags and `--config` files; a mistake ends in one line, exit 2."""
+    """The settings from flags and `--config` files; a mistake ends in one line, exit 2.
+
+    `name` is the command's, where it is not the program's. `words` is the field that words without
+    a flag give, and what a reader calls it: ("file", "FILE.yaml").
+    """
     argv = sys.argv[1:] if argv is None else argv
     if {"-h", "--help", "--help-all"} & set(argv):
         print(help_text(config_class, description, everything="--help-all" in argv))
         raise SystemExit(0)
     try:
-        items = list(_argv_items(argv))
+        items = list(_argv_items(argv if words is None else _flagged(config_class, argv, *words)))
         files = [str(file) for flag, values, _ in items if flag == "--config" for file in values]
         recipes = [item for file in files for item in _yaml_items(_read(file), file)]
         _refuse_permissions(config_class, recipes)
@@ -122,8 +129,14 @@ def parse(
         return _build(config_class, recipes + flags, files)
     except (ValueError, OSError) as error:
         more = "" if "Did you mean" in str(error) else " (see --help)"
-        print(f"{Path(sys.argv[0]).name}: error: {error}{more}", file=sys.stderr)
+        print(f"{name or Path(sys.argv[0]).name}: error: {error}{more}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def check_positive(flag: str, value: int | None) -> None:
+    """Refuse a number of things that is none."""
+    if value is not None and value < 1:
+        raise ValueError(f"{flag} must be a whole number above 0, got {value}.")
 
 
 def from_dict(config_class: type[ConfigT], mapping: Mapping[str, Any]) -> ConfigT:
@@ -305,6 +318,30 @@ def _leaves(hint: Any) -> Sequence[Any]:
         return [str(choice) for choice in parts]
     leaves = [leaf for part in parts if part is not Ellipsis for leaf in _leaves(part)]
     return [*leaves, tuple] if origin in (tuple, list) else leaves or [hint]
+
+
+def _flagged(
+    config_class: type[DataclassInstance], argv: Sequence[str], name: str, called: str
+) -> list[str]:
+    """A command line whose words without a flag have one, `name`; one of them must be there unless
+    the field has a default. After a switch, and after a flag's one value, a word has no flag."""
+    hints = get_type_hints(config_class)
+    kinds = {f"--{field.replace('_', '-')}": _leaves(hint) for field, hint in hints.items()}
+    own, rest, room = list[str](), list[str](), 0.0
+    for word in argv:
+        if word.startswith("-"):
+            kind = kinds.get(word, (bool,))
+            room = math.inf if tuple in kind else float(bool not in kind)
+            rest.append(word)
+        else:
+            (rest if room else own).append(word)
+            room = max(room - 1, 0.0)
+    if len(own) > 1 and tuple not in _leaves(hints[name]):
+        raise ValueError(f"Unexpected {own[1]!r}: settings are flags such as --name=value.")
+    given = own or any(word.partition("=")[0] == f"--{name}" for word in rest)
+    if not given and any(f.name == name and _default(f) is MISSING for f in fields(config_class)):
+        raise ValueError(f"the following arguments are required: {called}")
+    return [*rest, *([f"--{name}", *own] if own else [])]
 
 
 def _argv_items(argv: Sequence[str]) -> Iterator[Item]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import os
@@ -10,15 +9,15 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from offsphere.data.needs import has_changed, lacking, refuse_commands, refuse_missing, stamp
-from offsphere.run.config import command
+from offsphere.run.config import check_positive, command, keyboard, parse
 from offsphere.run.record import RunFolder, write_json
 from offsphere.run.scripts import Scripts
-from offsphere.run.usage import OneLineParser
 from offsphere.study.answer import answer
 from offsphere.study.display import Display, duration
 from offsphere.study.estimate import estimate
@@ -46,6 +45,34 @@ answer within 10 seconds.
 """
 
 
+@dataclass(frozen=True)
+class StudySettings:
+    file: str
+    """FILE.yaml, the study; the flag may be left out."""
+    smoke: bool = False
+    """The small edition, in <study>_smoke."""
+    dry_run: bool = False
+    """Print the plan and its cost."""
+    workers: int | None = None
+    """Runs at a time; default: one per core."""
+    engine: Literal["local", "ray"] = "local"
+    gpus_per_run: float = 0.0
+    """What a run asks Ray for."""
+    out: str = "results"
+    """Where the study's folder goes."""
+    reuse: bool = False
+    """Take finished runs of the same settings from other studies in --out."""
+    data_root: str | None = None
+    """Where data with a name lie; default: OFFSPHERE_DATA."""
+    allow_pipe: bool = keyboard(False)
+    """Let wds:pipe: data run the commands that they are."""
+    retry_failed: bool = False
+    """Try failed runs once more."""
+
+    def __post_init__(self) -> None:
+        check_positive("--workers", self.workers)
+
+
 def main(argv: Sequence[str], scripts: Scripts) -> None:
     """Run the study that the command line names; an exit code other than 0 is raised."""
     if code := study_command(argv, scripts):
@@ -54,7 +81,13 @@ def main(argv: Sequence[str], scripts: Scripts) -> None:
 
 def study_command(argv: Sequence[str], scripts: Scripts) -> int:
     """Run the study that the command line names; the exit code."""
-    args = _parser().parse_args(argv)
+    args = parse(
+        StudySettings,
+        argv,
+        description=f"{__doc__}\n{EPILOG}",
+        name="offsphere study",
+        words=("file", "FILE.yaml"),
+    )
     try:
         study = load_study(args.file, scripts, smoke=args.smoke)
     except (ValueError, OSError) as error:
@@ -80,38 +113,6 @@ def _error(error: Exception, code: int) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(
-        prog="offsphere study", description=__doc__, epilog=EPILOG, allow_abbrev=False
-    )
-    parser.add_argument("file", metavar="FILE.yaml")
-    parser.add_argument("--smoke", action="store_true", help="the small edition, in <study>_smoke")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and its cost")
-    parser.add_argument("--workers", type=positive, help="runs at a time; default: one per core")
-    parser.add_argument("--engine", choices=("local", "ray"), default="local")
-    parser.add_argument("--gpus-per-run", type=float, default=0.0, help="what a run asks Ray for")
-    parser.add_argument("--out", default="results", help="where the study's folder goes")
-    reuse = "take finished runs of the same settings from other studies in --out"
-    parser.add_argument("--reuse", action="store_true", help=reuse)
-    add_machine_flags(parser)
-    parser.add_argument("--retry-failed", action="store_true", help="try failed runs once more")
-    return parser
-
-
-def add_machine_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that say what runs find and may do on this machine."""
-    parser.add_argument("--data-root", help="where data with a name lie; default: OFFSPHERE_DATA")
-    allow = "let wds:pipe: data run the commands that they are"
-    parser.add_argument("--allow-pipe", action="store_true", help=allow)
-
-
-def positive(text: str) -> int:
-    """A flag's whole number above 0."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number above 0, got {text}")
-    return int(text)
-
-
 class Tally(NamedTuple):
     """The runs of a stage by what is to be done with them."""
 
@@ -132,7 +133,7 @@ def _tally(runs: Iterable[Run], *, retry_failed: bool) -> Tally:
 
 
 def _run_study(
-    study: Study, scripts: Scripts, args: argparse.Namespace, stops_asked: Callable[[], int]
+    study: Study, scripts: Scripts, args: StudySettings, stops_asked: Callable[[], int]
 ) -> int:
     """Pilots, choices, runs; stopped, it returns early."""
     folder = Path(args.out) / study.name
@@ -173,11 +174,11 @@ def _run_study(
     return code
 
 
-def _here(runs: list[Run], args: argparse.Namespace) -> list[Run]:
+def _here(runs: list[Run], args: StudySettings) -> list[Run]:
     return equipped(runs, data_root=args.data_root, allow_pipe=args.allow_pipe)
 
 
-def _refuse_unready(study: Study, scripts: Scripts, args: argparse.Namespace) -> None:
+def _refuse_unready(study: Study, scripts: Scripts, args: StudySettings) -> None:
     """Before anything is written: are the data of what is to be done there, and harmless?"""
     plan = _plan(study, scripts, args)
     refuse_commands(
@@ -204,7 +205,7 @@ def _refuse_changed(finished: list[Run]) -> None:
             folder.describe_data(found, stamp(run.config))
 
 
-def _engine(study: Study, scripts: Scripts, args: argparse.Namespace) -> Engine:
+def _engine(study: Study, scripts: Scripts, args: StudySettings) -> Engine:
     if args.engine == "ray":
         from offsphere.study.cluster import RayEngine
 
@@ -277,7 +278,7 @@ def _closing(folder: Path, runs: list[Run], failed: list[Run], choices: list[Cho
     return 1 if failed or untuned else 0
 
 
-def _tell_answer(study: Study, runs: list[Run], args: argparse.Namespace) -> None:
+def _tell_answer(study: Study, runs: list[Run], args: StudySettings) -> None:
     """What was found, and what to do next."""
     for line in answer(study, runs):
         print(line)
@@ -301,7 +302,7 @@ class Plan(NamedTuple):
         return self.tally.to_do
 
 
-def _plan(study: Study, scripts: Scripts, args: argparse.Namespace) -> Plan:
+def _plan(study: Study, scripts: Scripts, args: StudySettings) -> Plan:
     choices = choices_of(study, scripts, args.out)
     undecided = 0
 
@@ -319,7 +320,7 @@ def _plan(study: Study, scripts: Scripts, args: argparse.Namespace) -> Plan:
     return Plan(pilots, runs, taken, undecided, _tally(left, retry_failed=args.retry_failed))
 
 
-def _dry_run(study: Study, scripts: Scripts, args: argparse.Namespace) -> int:
+def _dry_run(study: Study, scripts: Scripts, args: StudySettings) -> int:
     """Print every run's command, how many there are, how long they may take, what they lack."""
     pilots, runs, taken, undecided, tally = _plan(study, scripts, args)
     if study.describe:

@@ -9,22 +9,19 @@ processor or other versions of the packages may change last digits, and both are
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from offsphere.data.needs import refuse_commands, refuse_missing
 from offsphere.names import unknown
-from offsphere.run.config import command, from_dict, run_name
+from offsphere.run.config import check_positive, command, from_dict, keyboard, parse, run_name
 from offsphere.run.record import RunFolder
 from offsphere.run.scripts import Scripts
-from offsphere.run.usage import OneLineParser
-from offsphere.study.command import add_machine_flags, positive
 from offsphere.study.display import Display
 from offsphere.study.execution import execute
 from offsphere.study.local import LocalEngine
@@ -38,9 +35,39 @@ MEASURED = ("similarities", "reader", "reader_passages")
 MADE_WITH = ("cpu", "python", "versions", "data")
 
 
+@dataclass(frozen=True)
+class ReproduceSettings:
+    study: str
+    """STUDY, the folder of a study with its runs.csv; the flag may be left out."""
+    rows: int = 5
+    """How many rows."""
+    pick: int = 0
+    """Another number draws other rows."""
+    run: tuple[str, ...] = ()
+    """Rows by their names, instead of drawn ones."""
+    workers: int = 1
+    """Runs at a time."""
+    out: str = "results/reproduced"
+    """Where the runs go."""
+    data_root: str | None = None
+    """Where data with a name lie; default: OFFSPHERE_DATA."""
+    allow_pipe: bool = keyboard(False)
+    """Let wds:pipe: data run the commands that they are."""
+
+    def __post_init__(self) -> None:
+        check_positive("--rows", self.rows)
+        check_positive("--workers", self.workers)
+
+
 def main(argv: Sequence[str], scripts: Scripts) -> None:
     """Make rows again; exit 0 if all numbers are the same, 1 if not, 2 for a faulty flag."""
-    args = _parser().parse_args(argv)
+    args = parse(
+        ReproduceSettings,
+        argv,
+        description=__doc__,
+        name="offsphere reproduce",
+        words=("study", "STUDY"),
+    )
     try:
         rows = _chosen(Path(args.study), args.run, args.rows, args.pick)
         out = Path(args.out)
@@ -63,33 +90,14 @@ def main(argv: Sequence[str], scripts: Scripts) -> None:
         raise SystemExit(1)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(
-        prog="offsphere reproduce",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("study", metavar="STUDY", help="a study's folder, with its runs.csv")
-    parser.add_argument("--rows", type=positive, default=5, help="how many rows; default: 5")
-    parser.add_argument("--pick", type=int, default=0, help="another number draws other rows")
-    parser.add_argument("--run", action="append", help="a row by its name, instead of drawn ones")
-    parser.add_argument("--workers", type=positive, default=1, help="runs at a time; default: 1")
-    parser.add_argument("--out", default="results/reproduced", help="where the runs go")
-    add_machine_flags(parser)
-    return parser
-
-
-def _chosen(
-    study: Path, names: Sequence[str] | None, count: int, pick: int
-) -> list[dict[str, Any]]:
+def _chosen(study: Path, names: Sequence[str], count: int, pick: int) -> list[dict[str, Any]]:
     """The named rows, or some of the finished ones, drawn at random."""
     from offsphere.analysis.tables import stored_rows
 
     rows = {row["run"]: row for row in stored_rows(study / RUNS) if row.get("status") == "finished"}
     if not rows:
         raise ValueError(f"{study / RUNS} has no finished run: name the folder of a study.")
-    for name in names or ():
+    for name in names:
         if name not in rows:
             raise unknown(f"finished run of {study}", name, rows)
     drawn = random.Random(pick).sample(sorted(rows), min(count, len(rows)))
