@@ -1,21 +1,29 @@
-"""What a study says about its own question, in sentences: the first screen of its page. No torch.
+"""What a study says about its own question: the first screen of its page, its end in a terminal.
 
-A difference is shown if its 95 % interval over paired seeds leaves out 0. Whether higher is better
-depends on the metric, so the sentences say above and below.
+On the page a difference is shown if its 95 % interval over paired seeds leaves out 0. The terminal
+names the surest of all differences, with its p adjusted for their number. Whether higher is better
+depends on the metric, so the sentences say above and below. No torch.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from offsphere.analysis.digest import Study
 from offsphere.analysis.markup import Html, element, seed_count
 from offsphere.analysis.panels import Metric, Panel
+from offsphere.analysis.paper_tables import paper_table
+from offsphere.analysis.power import MOST_SEEDS, seeds_for_difference
+from offsphere.analysis.stats import OverSeeds, holm, paired_difference
 from offsphere.analysis.words import listed, mean_and_interval, plain, spoken, words_of
 from offsphere.estimate import Estimate
 
+ALPHA = 0.05
 MOST = 6
 """Sentences that stand open; the rest is folded."""
 
@@ -66,6 +74,84 @@ def sentence(panel: Panel, context: int) -> str:
     if others:
         told.append(_not_shown(panel, metric, base, others, words.unit))
     return f"{words.text}: " + "; ".join(told) + "."
+
+
+class Compared(NamedTuple):
+    """One level of the treatment against the baseline of its context."""
+
+    where: str
+    level: str
+    baseline: str
+    difference: OverSeeds
+
+
+def told(study: Study) -> Iterator[str]:
+    """Lines for a terminal: each part as a table, then what can be said of all differences."""
+    for panel in study.panels:
+        if panel.primary is None:
+            yield f"{panel.name or study.name}: no run has a result yet."
+            continue
+        table = paper_table(panel, [panel.primary])
+        rows = [list(map(str, row)) for row in table.itertuples(index=False, name=None)]
+        lines = [[str(name) for name in table.columns], *rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+            yield "  ".join(cells).rstrip()
+    yield surest(compared(study))
+
+
+def compared(study: Study) -> list[Compared]:
+    """Every level against its baseline, seed by seed, in the study's own metric."""
+    found = []
+    for panel in study.panels:
+        if panel.primary is None or panel.baseline is None:
+            continue
+        values = panel.metrics[panel.primary].values
+        for place, condition in enumerate(panel.conditions):
+            base = panel.condition(condition.context, panel.baseline)
+            if base is None or base == place:
+                continue
+            pair = np.array([values[place], values[base]])
+            if np.isfinite(pair).all(axis=0).sum() < 2:
+                continue
+            part = panel.name if len(study.panels) > 1 else ""
+            where = ", ".join(filter(None, [part, panel.contexts[condition.context]]))
+            names = _name(panel, place), _name(panel, base)
+            found.append(Compared(where, *names, paired_difference(*pair)))
+    return found
+
+
+def surest(rows: Sequence[Compared]) -> str:
+    """Which level differs most surely, or how many seeds it would take to tell.
+
+    All comparisons of a study are one family: the more there are, the likelier it is that chance
+    alone makes one of them look sure. Holm's adjustment takes that out.
+    """
+    if not rows:
+        return "Nothing can be compared yet: give every level at least 2 seeds in common."
+    adjusted = holm([row.difference.p for row in rows])
+    best = min(range(len(rows)), key=lambda i: (adjusted[i], -abs(rows[i].difference.value)))
+    row, difference = rows[best], rows[best].difference
+    where = f" at {row.where}" if row.where else ""
+    figures = f"{difference:+.4g}, {difference.n} seeds"
+    family = f" of {len(rows)} comparisons (Holm)" if len(rows) > 1 else ""
+    if adjusted[best] < ALPHA:
+        side = "above" if difference.value > 0 else "below"
+        shown = sum(p < ALPHA for p in adjusted)
+        return (
+            f"{row.level} is {side} {row.baseline}{where}: {figures}, p = {adjusted[best]:.2g}"
+            f"{family}; {shown} of {len(rows)} can be told from 0."
+        )
+    said = f"No difference can be told from 0{family}: the nearest is {row.level} - "
+    said += f"{row.baseline}{where}, {figures}"
+    if difference.sd == 0 or difference.value == 0:
+        return f"{said}."
+    needed = seeds_for_difference(difference.sd, difference.value, alpha=ALPHA / len(rows))
+    if needed is None:
+        return f"{said}; not even {MOST_SEEDS} seeds would show one of that size."
+    more = max(needed - difference.n, 1)
+    return f"{said}; if it is of that size, about {more} more seeds would show it (80 % power)."
 
 
 def _not_shown(

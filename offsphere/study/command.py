@@ -18,7 +18,6 @@ from offsphere.data.needs import has_changed, lacking, refuse_commands, refuse_m
 from offsphere.run.config import check_positive, command, keyboard, parse
 from offsphere.run.record import RunFolder, write_json
 from offsphere.run.scripts import Scripts
-from offsphere.study.answer import answer
 from offsphere.study.display import Display, duration
 from offsphere.study.estimate import estimate
 from offsphere.study.execution import Engine, execute
@@ -170,7 +169,7 @@ def _run_study(
     if stops_asked():
         return 1
     code = _closing(folder, runs, failed, choices)
-    _tell_answer(study, runs, args)
+    _tell_answer(folder)
     return code
 
 
@@ -278,11 +277,13 @@ def _closing(folder: Path, runs: list[Run], failed: list[Run], choices: list[Cho
     return 1 if failed or untuned else 0
 
 
-def _tell_answer(study: Study, runs: list[Run], args: StudySettings) -> None:
+def _tell_answer(folder: Path) -> None:
     """What was found, and what to do next."""
-    for line in answer(study, runs):
+    from offsphere.analysis.answer import told
+    from offsphere.analysis.digest import read_study
+
+    for line in told(read_study(folder, published=False)):
         print(line)
-    folder = Path(args.out) / study.name
     print(f"Next: {shlex.join(['offsphere', 'report', str(folder)])}")
 
 
