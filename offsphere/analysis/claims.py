@@ -13,7 +13,7 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ from offsphere.analysis.exact import EXACT, run_tests
 from offsphere.analysis.foreign import check_may_run, read_exact
 from offsphere.analysis.gates import failed_gate
 from offsphere.analysis.measuring import (
-    Examples,
     Incomplete,
     Unmatched,
     arms_of,
@@ -34,8 +33,7 @@ from offsphere.analysis.measuring import (
 from offsphere.analysis.panels import steps_text
 from offsphere.analysis.pictures import figures_by_claim
 from offsphere.analysis.stats import OverSeeds, holm
-from offsphere.analysis.tables import NO_FLOOR, AtFloor, at_floor, examples_by_run, runs_table
-from offsphere.analysis.tasks import outcomes_of
+from offsphere.analysis.tables import NO_FLOOR, AtFloor, Examples, StudyTables, at_floor
 from offsphere.analysis.verdicts import claim_p, verdict
 from offsphere.run.command import one_line_errors
 from offsphere.run.config import parse
@@ -89,22 +87,21 @@ class BoardSettings:
     """Print JSON instead of lines."""
 
 
-def evaluate_claims(claims: Sequence[Claim], results_root: str | Path) -> list[Verdict]:
-    """The verdict on every claim, in the order given."""
+def evaluate_claims(
+    claims: Sequence[Claim], results_root: str | Path, studies: Iterable[StudyTables] = ()
+) -> list[Verdict]:
+    """The verdict on every claim, in the order given; `studies` have been read before."""
     root = Path(results_root)
     known = read_exact(root / EXACT)
-    studies: dict[str, tuple[pd.DataFrame, Examples]] = {}
+    tables = {study.folder: study for study in studies}
     lines = []
     for claim in claims:
         if claim.kind == "exact":
             lines.append(_exact_verdict(claim, known))
         elif claim.study is not None:
-            if claim.study not in studies:
-                wanted = _outcomes([other for other in claims if other.study == claim.study])
-                folder = root / claim.study
-                examples = examples_by_run(folder, lambda name, wanted=wanted: name in wanted)
-                studies[claim.study] = runs_table(folder), examples
-            lines.append(_measured_verdict(claim, *studies[claim.study]))
+            folder = root / claim.study
+            study = tables.setdefault(folder, StudyTables(folder))
+            lines.append(_measured_verdict(claim, study.runs, study.examples))
     drawn = figures_by_claim(root / THEORY)
     for heading in dict.fromkeys(claim.heading for claim in claims):
         lines = _with_primary_verdicts(lines, heading)
@@ -169,17 +166,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         lines = evaluate_claims(claims, settings.results)
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         print(to_json(lines) if settings.json else board(lines, width), end="")
-
-
-def _outcomes(claims: Sequence[Claim]) -> set[str]:
-    """The per-example outcomes that the claims of a study and their gates can use."""
-    names = {"i2t_hit1"}
-    for claim in claims:
-        metrics = [name for name, _ in claim.terms]
-        metrics += [gate.metric for gate in claim.gates if gate.metric]
-        for metric in metrics:
-            names |= {*outcomes_of(metric), *outcomes_of(untrained_twin(metric))}
-    return names
 
 
 def _measured_verdict(claim: Claim, runs: pd.DataFrame, examples: Examples) -> Verdict:

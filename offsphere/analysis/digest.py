@@ -19,7 +19,6 @@ from offsphere.analysis.panels import (
     Steps,
     all_steps,
     corner_of,
-    is_norm,
     measure,
     numbers,
     parts_of,
@@ -28,13 +27,7 @@ from offsphere.analysis.panels import (
     varying_settings,
 )
 from offsphere.analysis.pictures import Picture, drawings, picture_of
-from offsphere.analysis.tables import (
-    ORIGIN,
-    curves_table,
-    examples_by_run,
-    runs_table,
-)
-from offsphere.analysis.tasks import outcomes_of
+from offsphere.analysis.tables import ORIGIN, StudyTables, curves_table
 from offsphere.estimate import Estimate
 from offsphere.run import safe_yaml
 from offsphere.share import CONFIGS
@@ -96,10 +89,12 @@ class Comparison(NamedTuple):
     """Most runs of the two cells are not above their untrained model."""
 
 
-def read_study(folder: str | Path, claimed: Sequence[str] = (), *, published: bool = True) -> Study:
+def read_study(
+    study: str | Path | StudyTables, claimed: Sequence[str] = (), *, published: bool = True
+) -> Study:
     """Everything the page shows about a study's folder; `claimed` metrics are always among it."""
-    folder = Path(folder)
-    runs = runs_table(folder)
+    tables = study if isinstance(study, StudyTables) else StudyTables(study)
+    folder, runs = tables.folder, tables.runs
     if runs.empty:
         raise ValueError(f"{folder} holds no runs: expected runs.csv or run folders there.")
     for column in ("status", "script", "seed"):
@@ -111,9 +106,7 @@ def read_study(folder: str | Path, claimed: Sequence[str] = (), *, published: bo
     about = study_file(folder)
     if "eval_split" in runs.columns:
         runs = runs.loc[[text_of(x) != "validation" for x in runs["eval_split"]]]
-    wanted = {name for metric in runs.columns if "/" in metric for name in outcomes_of(metric)}
-    curves = curves_table(folder)
-    examples = examples_by_run(folder, lambda name: is_norm(name) or name in wanted)
+    curves, examples = curves_table(folder), tables.examples
     parts = parts_of(runs)
     panels = [
         read_panel(name, script, part, about.get("metric"), claimed, curves, examples)

@@ -20,7 +20,6 @@ import numpy as np
 from offsphere.analysis.claim_file import Claim, Gate, untrained_twin
 from offsphere.analysis.measuring import (
     Arm,
-    Examples,
     Unmatched,
     arms_of,
     column_of,
@@ -30,6 +29,7 @@ from offsphere.analysis.measuring import (
     numbers,
     outcome_of,
 )
+from offsphere.analysis.tables import Examples
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,6 +12,7 @@ import numpy as np
 from offsphere.analysis.claim_file import Claim
 from offsphere.analysis.foreign import is_number
 from offsphere.analysis.stats import OverSeeds, contrast, correlation, crossed
+from offsphere.analysis.tables import Examples
 from offsphere.analysis.tasks import outcomes_of
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ TEST_SET = ("script", "task", "data_hash")
 """Runs that differ in one of these were judged on different examples."""
 ENDED = ("finished", "failed")
 
-Examples = Mapping[str, Mapping[str, "Array"]]
 Key = tuple[Any, ...]
 
 

@@ -5,19 +5,26 @@ In a paper's table a row is a condition and a cell reads `mean [low, high]`, sha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offsphere.analysis.digest import Study
 from offsphere.analysis.panels import Panel, file_name, steps_text
-from offsphere.analysis.tables import export
+from offsphere.analysis.tables import csv_lines, is_missing
 from offsphere.analysis.words import mean_and_interval, plain, spoken, words_of
 from offsphere.names import unknown
 from offsphere.run.files import atomic_write
 
 if TYPE_CHECKING:
     import pandas as pd
+
+DIGITS = 4
+"""Of a number in a table for a paper; CSV keeps them all."""
+LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "\n": " "}
+LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
 
 
 def write_tables(study: Study, folder: Path, metrics: Sequence[str] = ()) -> None:
@@ -26,8 +33,7 @@ def write_tables(study: Study, folder: Path, metrics: Sequence[str] = ()) -> Non
     for place, panel in enumerate(study.panels):
         chosen = [name for name in metrics if name in panel.metrics] or shown_metrics(panel)
         tidy, paper = results_table(panel, chosen), paper_table(panel, chosen)
-        texts = {"csv": export(tidy, "csv")}
-        texts |= {"md": export(paper, "markdown"), "tex": export(paper, "latex")}
+        texts = {"csv": as_csv(tidy), "md": as_markdown(paper), "tex": as_latex(paper)}
         for suffix, text in texts.items():
             path = folder / f"{file_name(panel, place)}.{suffix}"
             atomic_write(path, lambda file, text=text: file.write(text.encode()))
@@ -115,3 +121,51 @@ def _alone(panel: Panel, name: str) -> dict[str, Any]:
 def _steps(panel: Panel, place: int) -> str:
     """The optimiser steps of a condition's runs, without which no figure says much."""
     return steps_text(panel.steps[place]).removesuffix(" steps")
+
+
+def as_csv(table: pd.DataFrame) -> str:
+    """A table with every digit."""
+    return csv_lines(_cells(table, None))
+
+
+def as_markdown(table: pd.DataFrame) -> str:
+    """A table as Markdown; whatever the cells hold, it stays one table."""
+    head, *body = [[_escape_markdown(cell) for cell in line] for line in _cells(table, DIGITS)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, ["---"] * len(head), *body))
+
+
+def as_latex(table: pd.DataFrame) -> str:
+    """A table as LaTeX, with the rules of booktabs."""
+    cells = [[_escape_latex(cell) for cell in line] for line in _cells(table, DIGITS)]
+    head, *body = (" & ".join(line) + r" \\" for line in cells)
+    rules = [f"\\begin{{tabular}}{{{'l' * len(cells[0])}}}", r"\toprule", head, r"\midrule"]
+    return "\n".join([*rules, *body, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _cells(table: pd.DataFrame, digits: int | None) -> list[list[str]]:
+    """The head and the rows as strings."""
+    rows = table.itertuples(index=False, name=None)
+    return [
+        [str(column) for column in table.columns],
+        *([_cell_text(value, digits) for value in row] for row in rows),
+    ]
+
+
+def _cell_text(value: Any, digits: int | None) -> str:
+    if is_missing(value):
+        return ""
+    if isinstance(value, float):
+        return repr(float(value)) if digits is None else f"{value:.{digits}g}"
+    return str(value)
+
+
+def _escape_markdown(cell: str) -> str:
+    cell = re.sub(r"([\\`*_\[\]|~$])", r"\\\1", cell)
+    cell = cell.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"\s*[\r\n]+\s*", " ", cell)
+
+
+def _escape_latex(cell: str) -> str:
+    """The cell as LaTeX shows it, numbers with a minus sign instead of a hyphen."""
+    cell = re.sub(r"[\\~^<>|\n&%$#_{}]", lambda found: LATEX[found[0]], cell)
+    return re.sub(r"(?<![\w.}])-(?=\d)", "$-$", cell)

@@ -20,7 +20,7 @@ from offsphere.analysis.claim_file import Claim, load_claims
 from offsphere.analysis.claims import Verdict, evaluate_claims
 from offsphere.analysis.digest import compare_with_cosine, read_study
 from offsphere.analysis.paper_tables import check_metrics, write_tables
-from offsphere.analysis.tables import RUNS, run_folders
+from offsphere.analysis.tables import RUNS, StudyTables, run_folders
 from offsphere.run.command import one_line_errors
 from offsphere.run.config import parse
 from offsphere.run.files import atomic_write
@@ -100,14 +100,15 @@ def write_report(
     page = Path(out) if out is not None else (folders[0] if own else root) / PAGE
     published = not studies if published is None else published
     fixed = load_claims(claims or CLAIMS) if claims or (published and CLAIMS.exists()) else []
+    tables = [StudyTables(folder) for folder in folders]
     found = [
-        read_study(folder, [*metrics, *_claimed(fixed, folder.name)], published=published)
-        for folder in track(folders, len(folders), "Reading", "studies")
+        read_study(study, [*metrics, *_claimed(fixed, study.folder.name)], published=published)
+        for study in track(tables, len(tables), "Reading", "studies")
     ]
     check_metrics(found, metrics)
     comparisons = compare_with_cosine(found, published=published)
     date = date or datetime.now(UTC).date().isoformat()
-    lines = _board(fixed, root, {study.name for study in found} if studies else None)
+    lines = _board(fixed, root, tables, {study.name for study in found} if studies else None)
     text = render(
         [replace(study, question="") for study in found] if own else found,
         comparisons,
@@ -116,9 +117,9 @@ def write_report(
         header=header(found[0], date) if own else None,
     )
     page.parent.mkdir(parents=True, exist_ok=True)
-    tables, drawn = page.parent / "tables", page.parent / "figures"
+    written, drawn = page.parent / "tables", page.parent / "figures"
     for study in found:
-        write_tables(study, tables if page.parent in folders else tables / study.name, metrics)
+        write_tables(study, written if page.parent in folders else written / study.name, metrics)
     if figures:
         from offsphere.analysis.figures import write_figures
         from offsphere.analysis.overview import write_overview
@@ -154,11 +155,16 @@ def find_studies(results: str | Path) -> list[Path]:
     return found
 
 
-def _board(claims: Sequence[Claim], root: Path, about: Collection[str] | None) -> list[Verdict]:
+def _board(
+    claims: Sequence[Claim],
+    root: Path,
+    tables: Sequence[StudyTables],
+    about: Collection[str] | None,
+) -> list[Verdict]:
     """The verdicts on claims, all of them or those about some studies; one family in any case."""
     if about is not None and not any(claim.study in about for claim in claims):
         return []
-    lines = evaluate_claims(claims, root) if claims else []
+    lines = evaluate_claims(claims, root, tables) if claims else []
     return [line for line in lines if about is None or line.claim.study in about]
 
 

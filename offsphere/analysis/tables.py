@@ -1,4 +1,4 @@
-"""The tidy tables of a study folder: runs, curves, per-example outcomes; and tables for papers.
+"""The tidy tables of a study folder: runs, curves, per-example outcomes.
 
 A study folder holds run folders, or the committed files that stand for them (runs.csv,
 curves.csv.gz, examples.parquet), or both: then a run's folder is newer than its row, while
@@ -14,14 +14,14 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from offsphere.analysis.foreign import check_curve, check_row
-from offsphere.names import unknown
 from offsphere.run import safe_yaml
 from offsphere.run.catalog import identity, named
 from offsphere.run.files import atomic_write
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from numpy import ndarray as Array
 
+Examples = Mapping[str, Mapping[str, "Array"]]
+"""Per run the vectors that it kept, by their names: one number per test example."""
 RUNS, CURVES, EXAMPLES = "runs.csv", "curves.csv.gz", "examples.parquet"
 SMALL_PARQUET: dict[str, Any] = {
     "compression": "zstd",
@@ -53,9 +55,6 @@ ORIGIN = ("offsphere", "python", "platform", "cpu", "versions", "data")
 # Which columns name data: settings, and what runs record about them.
 DATA_COLUMNS = ("data", "eval_data", "run/data")
 JSON_WORDS = ("true", "false", "null", "NaN", "Infinity")
-LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "\n": " "}
-LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
 
 
 class AtFloor(NamedTuple):
@@ -76,6 +75,23 @@ def at_floor(runs: pd.DataFrame, names: Collection[str], metric: str) -> AtFloor
     rows = runs.loc[runs["run"].isin(list(names))].drop_duplicates("run")
     found = rows[column].dropna().astype(float)
     return AtFloor(int((found > 0).sum()), len(found))
+
+
+class StudyTables:
+    """The tables of a study's folder, each read once, when it is first asked for."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """One row per run, and per arm that it is in."""
+        return runs_table(self.folder)
+
+    @cached_property
+    def examples(self) -> Examples:
+        """Per run its per-example vectors, with the digits of a table."""
+        return examples_by_run(self.folder)
 
 
 def run_folders(folder: str | Path) -> list[Path]:
@@ -167,7 +183,7 @@ def append_rows(rows: Sequence[dict[str, Any]], path: Path) -> bool:
         head = next(csv.reader(file), [])
     if not {name for row in rows for name in row} <= set(head):
         return False
-    _append(path, _csv([_spell(row.get(name)) for name in head] for row in rows).encode())
+    _append(path, csv_lines([_spell(row.get(name)) for name in head] for row in rows).encode())
     return True
 
 
@@ -289,18 +305,14 @@ def examples_table(folder: str | Path) -> pd.DataFrame:
     return joined(parts or [_examples_part("", "", np.zeros(0))])
 
 
-def run_vectors(
-    path: Path, wanted: Callable[[str], bool] = lambda name: True
-) -> dict[str, Float[Array, " n"]]:
-    """The per-example vectors of a run's folder that are wanted, by name."""
+def run_vectors(path: Path) -> dict[str, Float[Array, " n"]]:
+    """The per-example vectors of a run's folder, by name."""
     from safetensors import SafetensorError, safe_open
 
     file = path / "examples.safetensors"
     try:
         with safe_open(file, framework="numpy") as content:
-            found = {
-                name: content.get_tensor(name) for name in sorted(content.keys()) if wanted(name)
-            }
+            found = {name: content.get_tensor(name) for name in sorted(content.keys())}
     except (SafetensorError, TypeError, ValueError) as error:
         raise ValueError(
             f"{file} is damaged: {error}. Make the run again (--no-resume), or remove the file."
@@ -308,19 +320,17 @@ def run_vectors(
     return {name: vector for name, vector in found.items() if vector.ndim == 1}
 
 
-def examples_by_run(folder: str | Path, keep: Callable[[str], bool]) -> dict[str, dict[str, Array]]:
-    """Per run its per-example vectors whose names are to be kept, with the digits of a table."""
+def examples_by_run(folder: str | Path) -> Examples:
+    """Per run its per-example vectors, with the digits of a table."""
     found: dict[str, dict[str, Array]] = {}
     if (Path(folder) / EXAMPLES).exists():
         table = read_examples(Path(folder) / EXAMPLES)
-        kept = [name for name in map(str, table["outcome"].unique()) if keep(name)]
-        table = table[table["outcome"].isin(kept)]
         for key, values in table.groupby(["run", "outcome"], observed=True)["value"]:
             run, outcome = (str(part) for part in key)  # pyright: ignore[reportGeneralTypeIssues]
             found.setdefault(run, {})[outcome] = values.to_numpy(float)
     for path in run_folders(folder):
         if (path / "examples.safetensors").exists():
-            vectors = run_vectors(path, keep)
+            vectors = run_vectors(path)
             found[path.name] = {name: as_stored(name, x) for name, x in vectors.items()}
     return found
 
@@ -367,71 +377,15 @@ def read_examples(path: str | Path) -> pd.DataFrame:
     return table
 
 
-def export(
-    table: pd.DataFrame, form: Literal["markdown", "latex", "csv"], *, digits: int = 4
-) -> str:
-    """A table as text for a paper or a page; whatever the cells hold, the table stays a table."""
-    forms: dict[str, Callable[[list[list[str]]], str]] = {
-        "markdown": _markdown,
-        "latex": _latex,
-        "csv": _csv,
-    }
-    if form not in forms:
-        raise unknown("form", form, forms)
-    exact = form == "csv"
-    head = [str(column) for column in table.columns]
-    body = [[_cell_text(value, None if exact else digits) for value in row] for row in _rows(table)]
-    return forms[form]([head, *body])
-
-
-def _markdown(lines: list[list[str]]) -> str:
-    cells = [[_escape_markdown(cell) for cell in line] for line in lines]
-    rule = ["---"] * len(cells[0])
-    return "".join(f"| {' | '.join(line)} |\n" for line in (cells[0], rule, *cells[1:]))
-
-
-def _escape_markdown(cell: str) -> str:
-    cell = re.sub(r"([\\`*_\[\]|~$])", r"\\\1", cell)
-    cell = cell.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"\s*[\r\n]+\s*", " ", cell)
-
-
-def _latex(lines: list[list[str]]) -> str:
-    cells = [[_escape_latex(cell) for cell in row] for row in lines]
-    head, *body = (" & ".join(line) + r" \\" for line in cells)
-    rules = [f"\\begin{{tabular}}{{{'l' * len(cells[0])}}}", r"\toprule", head, r"\midrule"]
-    return "\n".join([*rules, *body, r"\bottomrule", r"\end{tabular}"]) + "\n"
-
-
-def _escape_latex(cell: str) -> str:
-    """The cell as LaTeX shows it, numbers with a minus sign instead of a hyphen."""
-    cell = re.sub(r"[\\~^<>|\n&%$#_{}]", _latex_sign, cell)
-    return re.sub(r"(?<![\w.}])-(?=\d)", "$-$", cell)
-
-
-def _latex_sign(match: re.Match[str]) -> str:
-    return LATEX[match[0]]
-
-
-def _csv(lines: Iterable[Sequence[str]]) -> str:
+def csv_lines(lines: Iterable[Sequence[str]]) -> str:
+    """Rows of cells as CSV."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
 
 
-def _cell_text(value: Any, digits: int | None) -> str:
-    if _is_missing(value):
-        return ""
-    if isinstance(value, float | np.floating):
-        return repr(float(value)) if digits is None else f"{value:.{digits}g}"
-    return str(value)
-
-
-def _rows(table: pd.DataFrame) -> Iterable[tuple[Any, ...]]:
-    return table.itertuples(index=False, name=None)
-
-
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
+    """Whether a cell holds nothing."""
     import pandas as pd
 
     return value is None or value is pd.NA or (isinstance(value, float) and value != value)
@@ -439,13 +393,13 @@ def _is_missing(value: Any) -> bool:
 
 def _plain_rows(table: pd.DataFrame) -> Iterable[list[Any]]:
     """The cells as Python values, so that their spelling does not depend on the column's type."""
-    for row in _rows(table):
+    for row in table.itertuples(index=False, name=None):
         yield [value.item() if isinstance(value, np.generic) else value for value in row]
 
 
 def _write_rows(path: str | Path, columns: Iterable[Any], rows: Iterable[list[Any]]) -> None:
     spelt = ([_spell(value) for value in row] for row in rows)
-    content = _csv([[str(column) for column in columns], *spelt]).encode()
+    content = csv_lines([[str(column) for column in columns], *spelt]).encode()
     if str(path).endswith(".gz"):
         content = gzip.compress(content, mtime=0)
     atomic_write(path, lambda file: file.write(content))
@@ -457,7 +411,7 @@ def _spell(value: Any) -> str:
     A string that would be read as something else is put in JSON's quotes, and so is one with a line
     break, because a row is one line.
     """
-    if _is_missing(value):
+    if is_missing(value):
         return ""
     if not isinstance(value, str):
         return json.dumps(value)
@@ -479,7 +433,7 @@ def _read_cell(text: str) -> Any:
 def _column(values: list[Any]) -> pd.Series:
     import pandas as pd
 
-    present = [value for value in values if not _is_missing(value)]
+    present = [value for value in values if not is_missing(value)]
     gaps = len(present) < len(values)
     kinds = {type(value) for value in present}
     if kinds == {bool}:
@@ -487,9 +441,9 @@ def _column(values: list[Any]) -> pd.Series:
     if kinds == {int} and all(-(2**63) <= value < 2**63 for value in present):
         return pd.Series(values, dtype="Int64" if gaps else "int64")
     if kinds and kinds <= {int, float}:
-        floats = [np.nan if _is_missing(value) else float(value) for value in values]
+        floats = [np.nan if is_missing(value) else float(value) for value in values]
         return pd.Series(floats, dtype="float64")
-    return pd.Series([None if _is_missing(value) else value for value in values], dtype=object)
+    return pd.Series([None if is_missing(value) else value for value in values], dtype=object)
 
 
 def _examples_part(run: str, outcome: str, vector: Array) -> pd.DataFrame:

@@ -152,7 +152,7 @@ def _run_study(
                     f"{title}: {elsewhere} runs have ended elsewhere; their rows are in runs.csv."
                 )
             tally = _tally(runs, retry_failed=args.retry_failed)
-            return _stage(title, tally, engine, stops_asked, study.metric)
+            return _stage(title, runs, tally, engine, stops_asked, study.metric)
 
         choices: list[Choice] = []
         if pilots := _here(pilot_runs(study, scripts, args.out), args):
@@ -221,13 +221,14 @@ def _cores() -> int:
 
 def _stage(
     title: str,
+    runs: list[Run],
     tally: Tally,
     engine: Callable[[], Engine],
     stops_asked: Callable[[], int],
     metric: str | None,
 ) -> list[Run]:
     """Do what is still to be done; the runs that have failed, now or before."""
-    failed, runs = list(tally.failed), [run for runs in tally for run in runs]
+    failed = list(tally.failed)
     folders = {run.path.parent for run in runs}
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)

@@ -134,7 +134,7 @@ def test_the_square_is_the_mean_of_each_seeds_contrast(symmetry, results):
 
 
 def test_differences_over_seeds_and_examples_are_crossed(symmetry, results):
-    examples = examples_by_run(results / "symmetry", lambda name: name == "ndcg10")
+    examples = examples_by_run(results / "symmetry")
     panel = symmetry.panels[0]
     metric = panel.metrics["test/ndcg10"]
     crossed = metric.crossed
@@ -255,7 +255,7 @@ def test_histograms_count_every_example_of_every_seed(symmetry, results):
     panel = symmetry.panels[0]
     found = [h for h in panel.histograms if h.context == 0]
     assert [h.outcome for h in found] == ["norm_document"]
-    norms = examples_by_run(results / "symmetry", lambda name: name.startswith("norm"))
+    norms = examples_by_run(results / "symmetry")
     for level, shares in found[0].shares.items():
         runs = panel.conditions[panel.condition(0, level) or 0].runs
         pooled = np.concatenate([norms[run]["norm_document"] for run in runs])

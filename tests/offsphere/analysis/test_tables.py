@@ -1,5 +1,3 @@
-import csv
-import io
 import math
 import subprocess
 import sys
@@ -23,7 +21,6 @@ from offsphere.analysis.tables import (
     curves_table,
     examples_by_run,
     examples_table,
-    export,
     is_torn,
     mend,
     read_runs,
@@ -225,7 +222,7 @@ def test_per_example_outcomes(study, tmp_path):
     save_file({"knn_correct": correct[1]}, two / "examples.safetensors")
     examples = examples_table(study)
     assert sorted(examples["outcome"].unique()) == ["knn_correct", "norm"]
-    found = examples_by_run(study, lambda name: True)
+    found = examples_by_run(study)
     for path, expected in ((one, correct[0]), (two, correct[1])):
         np.testing.assert_array_equal(found[path.name]["knn_correct"], expected)
     kept = found[one.name]["norm"]
@@ -234,36 +231,6 @@ def test_per_example_outcomes(study, tmp_path):
     write_examples(examples, tmp_path / EXAMPLES)
     assert_frame_equal(examples_table(tmp_path), examples, check_exact=True)
     assert ParquetFile(tmp_path / EXAMPLES).num_row_groups == 2
-
-
-NASTY = pd.DataFrame(
-    {"a_b|c": [r"50% & $x_1$ {~^\} #<b>", "line\nbreak *bold* `code`"], "n": [0.1, None]}
-)
-
-
-def test_markdown_stays_one_table():
-    lines = export(NASTY, "markdown").splitlines()
-    assert lines[:2] == [r"| a\_b\|c | n |", "| --- | --- |"]
-    assert lines[2] == r"| 50% &amp; \$x\_1\$ {\~^\\} #&lt;b&gt; | 0.1 |"
-    assert lines[3] == r"| line break \*bold\* \`code\` |  |"
-    assert len(lines) == 4
-
-
-def test_latex_is_escaped():
-    lines = export(NASTY, "latex").splitlines()
-    assert lines[0] == r"\begin{tabular}{ll}"
-    assert lines[2] == r"a\_b\textbar{}c & n \\"
-    escaped = r"50\% \& \$x\_1\$ \{\textasciitilde{}\textasciicircum{}\textbackslash{}\} "
-    assert lines[4] == escaped + r"\#\textless{}b\textgreater{} & 0.1 \\"
-    assert lines[5] == r"line break *bold* `code` &  \\"
-
-
-def test_csv_keeps_every_digit():
-    table = pd.DataFrame({"x": [1 / 3], "t": ['a,"b"\nc']})
-    rows = list(csv.reader(io.StringIO(export(table, "csv"), newline="")))
-    assert rows == [["x", "t"], [repr(1 / 3), 'a,"b"\nc']]
-    with pytest.raises(ValueError, match="Unknown form 'html'"):
-        export(table, "html")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("module", ["stats", "tables", "claims"])
