@@ -8,3 +8,4 @@ from pathlib import Path
 
 CONFIGS = Path(__file__).parent / "configs"
 PUBLISHED = Path(__file__).parent / "published"
+MEASURES = Path(__file__).parent / "measures.yaml"
