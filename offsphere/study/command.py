@@ -8,25 +8,22 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-from offsphere.data.needs import has_changed, lacking, refuse_commands, refuse_missing, stamp
-from offsphere.run.config import check_positive, command, keyboard, parse
+from offsphere.data.needs import has_changed, refuse_commands, refuse_missing, stamp
+from offsphere.run.config import parse
 from offsphere.run.record import RunFolder, write_json
 from offsphere.run.scripts import Scripts
-from offsphere.study.display import Display, duration
-from offsphere.study.estimate import estimate
+from offsphere.study.display import Display
 from offsphere.study.execution import Engine, execute
-from offsphere.study.made import made_elsewhere, metrics_of, rows_only, state_of, take_over
+from offsphere.study.forecast import StudySettings, Tally, cores, dry_run, here, plan_of, tally_of
+from offsphere.study.made import metrics_of, rows_only, take_over
 from offsphere.study.plan import (
     Run,
-    Settings,
     Study,
-    equipped,
     load_study,
     main_runs,
     pilot_runs,
@@ -42,34 +39,6 @@ is a failed row of runs.csv. The exit code is 0 if every run finished, 1 if one 
 faulty file or flag, 130 after Ctrl-C. A cluster for --engine=ray is named by RAY_ADDRESS; it must
 answer within 10 seconds.
 """
-
-
-@dataclass(frozen=True)
-class StudySettings:
-    file: str
-    """FILE.yaml, the study; the flag may be left out."""
-    smoke: bool = False
-    """The small edition, in <study>_smoke."""
-    dry_run: bool = False
-    """Print the plan and its cost."""
-    workers: int | None = None
-    """Runs at a time; default: one per core."""
-    engine: Literal["local", "ray"] = "local"
-    gpus_per_run: float = 0.0
-    """What a run asks Ray for."""
-    out: str = "results"
-    """Where the study's folder goes."""
-    reuse: bool = False
-    """Take finished runs of the same settings from other studies in --out."""
-    data_root: str | None = None
-    """Where data with a name lie; default: OFFSPHERE_DATA."""
-    allow_pipe: bool = keyboard(False)
-    """Let wds:pipe: data run the commands that they are."""
-    retry_failed: bool = False
-    """Try failed runs once more."""
-
-    def __post_init__(self) -> None:
-        check_positive("--workers", self.workers)
 
 
 def main(argv: Sequence[str], scripts: Scripts) -> None:
@@ -94,7 +63,7 @@ def study_command(argv: Sequence[str], scripts: Scripts) -> int:
     try:
         mend_tables(Path(args.out) / study.name, _locked)
         if args.dry_run:
-            return _dry_run(study, scripts, args)
+            return dry_run(study, scripts, args)
         _refuse_unready(study, scripts, args)
         with _locked(Path(args.out) / study.name), _stop_signals() as stops_asked:
             code = _run_study(study, scripts, args, stops_asked)
@@ -110,25 +79,6 @@ def study_command(argv: Sequence[str], scripts: Scripts) -> int:
 def _error(error: Exception, code: int) -> int:
     print(f"offsphere study: error: {error}", file=sys.stderr)
     return code
-
-
-class Tally(NamedTuple):
-    """The runs of a stage by what is to be done with them."""
-
-    finished: list[Run]
-    failed: list[Run]
-    to_do: list[Run]
-
-
-def _tally(runs: Iterable[Run], *, retry_failed: bool) -> Tally:
-    found = Tally([], [], [])
-    for run in runs:
-        state = state_of(run.path)
-        if state == "failed" and not retry_failed:
-            found.failed.append(run)
-        else:
-            (found.finished if state == "finished" else found.to_do).append(run)
-    return found
 
 
 def _run_study(
@@ -151,18 +101,18 @@ def _run_study(
                 print(
                     f"{title}: {elsewhere} runs have ended elsewhere; their rows are in runs.csv."
                 )
-            tally = _tally(runs, retry_failed=args.retry_failed)
+            tally = tally_of(runs, retry_failed=args.retry_failed)
             return _stage(title, runs, tally, engine, stops_asked, study.metric)
 
         choices: list[Choice] = []
-        if pilots := _here(pilot_runs(study, scripts, args.out), args):
+        if pilots := here(pilot_runs(study, scripts, args.out), args):
             stage(f"{study.name}, pilots", pilots)
             if stops_asked():
                 return 1
             choices = choices_of(study, scripts, args.out)
             write_json(folder / "tuning.json", tuning_record(choices))
         runs = main_runs(study, scripts, args.out, lambda _, point: choice_for(choices, point))
-        runs = _here(runs, args)
+        runs = here(runs, args)
         write_json(folder / "plan.json", _plan_record(study, runs))
         failed = stage(study.name, runs)
     write_rest(folder)
@@ -173,13 +123,9 @@ def _run_study(
     return code
 
 
-def _here(runs: list[Run], args: StudySettings) -> list[Run]:
-    return equipped(runs, data_root=args.data_root, allow_pipe=args.allow_pipe)
-
-
 def _refuse_unready(study: Study, scripts: Scripts, args: StudySettings) -> None:
     """Before anything is written: are the data of what is to be done there, and harmless?"""
-    plan = _plan(study, scripts, args)
+    plan = plan_of(study, scripts, args)
     refuse_commands(
         [run.config for run in plan.to_do], allowed=args.allow_pipe, flag="--allow-pipe"
     )
@@ -212,11 +158,7 @@ def _engine(study: Study, scripts: Scripts, args: StudySettings) -> Engine:
     from offsphere.study.local import LocalEngine
 
     names = {point.script for part in study.parts for point in part.points}
-    return LocalEngine(args.workers or _cores(), [scripts[name]() for name in names])
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return LocalEngine(args.workers or cores(), [scripts[name]() for name in names])
 
 
 def _stage(
@@ -286,73 +228,6 @@ def _tell_answer(folder: Path) -> None:
     for line in told(read_study(folder, published=False)):
         print(line)
     print(f"Next: {shlex.join(['offsphere', 'report', str(folder)])}")
-
-
-class Plan(NamedTuple):
-    """Every run of a study as far as it can be told before its pilots have run."""
-
-    pilots: list[Run]
-    runs: list[Run]
-    taken: set[Path]
-    """Those that --reuse takes from another study."""
-    undecided: int
-    """Points that still stand for what pilots will choose."""
-    tally: Tally
-
-    @property
-    def to_do(self) -> list[Run]:
-        return self.tally.to_do
-
-
-def _plan(study: Study, scripts: Scripts, args: StudySettings) -> Plan:
-    choices = choices_of(study, scripts, args.out)
-    undecided = 0
-
-    def choose(tune: Any, point: Any) -> Settings:
-        nonlocal undecided
-        chosen = choice_for(choices, point)
-        undecided += chosen is None
-        return tune.candidates[0] if chosen is None else chosen
-
-    pilots = _here(pilot_runs(study, scripts, args.out), args)
-    runs = _here(main_runs(study, scripts, args.out, choose), args)
-    planned = [*pilots, *runs]
-    taken = {run.path for run in planned if args.reuse and made_elsewhere(run, args.out)}
-    left = [run for run in planned if run.path not in taken]
-    return Plan(pilots, runs, taken, undecided, _tally(left, retry_failed=args.retry_failed))
-
-
-def _dry_run(study: Study, scripts: Scripts, args: StudySettings) -> int:
-    """Print every run's command, how many there are, how long they may take, what they lack."""
-    pilots, runs, taken, undecided, tally = _plan(study, scripts, args)
-    if study.describe:
-        print(study.describe)
-    for run in [*pilots, *runs]:
-        labels = "; ".join(", ".join(f"{k} {v}" for k, v in one.items()) for one in run.labels)
-        state = "taken from another study" if run.path in taken else state_of(run.path)
-        print(f"{state}: {labels + ': ' if labels else ''}{command(run.script.path, run.config)}")
-    if undecided:
-        print(f"{undecided} of the settings above stand for what the pilot runs will choose.")
-    first = f"{len(pilots)} pilot runs and " if pilots else ""
-    others = f"{len(taken)} taken from other studies, " if taken else ""
-    print(
-        f"{study.name}: {first}{len(runs)} runs; {len(tally.finished)} finished, {others}"
-        f"{len(tally.failed)} failed, {len(tally.to_do)} to do."
-    )
-    workers = args.workers or _cores()
-    for name in dict.fromkeys(run.name for run in tally.to_do):
-        of_script = [run for run in tally.to_do if run.name == name]
-        seconds, basis = estimate(of_script, Path(args.out))
-        if seconds is None:
-            print(f"{name}: {len(of_script)} to do; no finished run to estimate the time from.")
-        else:
-            print(
-                f"{name}: {len(of_script)} to do, about {duration(seconds / workers)} with "
-                f"{workers} at a time (from {basis} finished runs)."
-            )
-    for lack in lacking(run.config for run in tally.to_do):
-        print(f"needs: {lack}")
-    return 0
 
 
 @contextlib.contextmanager

@@ -1,0 +1,176 @@
+"""A study before it runs: its flags, what is still to be done, and how long that may take.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from offsphere.data.needs import lacking
+from offsphere.run.catalog import identity
+from offsphere.run.config import check_positive, command, keyboard, settings
+from offsphere.run.scripts import Scripts
+from offsphere.study.display import duration
+from offsphere.study.made import finished_below, made_elsewhere, state_of
+from offsphere.study.plan import Run, Settings, Study, equipped, main_runs, pilot_runs
+from offsphere.study.tuning import choice_for, choices_of
+
+
+@dataclass(frozen=True)
+class StudySettings:
+    file: str
+    """FILE.yaml, the study; the flag may be left out."""
+    smoke: bool = False
+    """The small edition, in <study>_smoke."""
+    dry_run: bool = False
+    """Print the plan and its cost."""
+    workers: int | None = None
+    """Runs at a time; default: one per core."""
+    engine: Literal["local", "ray"] = "local"
+    gpus_per_run: float = 0.0
+    """What a run asks Ray for."""
+    out: str = "results"
+    """Where the study's folder goes."""
+    reuse: bool = False
+    """Take finished runs of the same settings from other studies in --out."""
+    data_root: str | None = None
+    """Where data with a name lie; default: OFFSPHERE_DATA."""
+    allow_pipe: bool = keyboard(False)
+    """Let wds:pipe: data run the commands that they are."""
+    retry_failed: bool = False
+    """Try failed runs once more."""
+
+    def __post_init__(self) -> None:
+        check_positive("--workers", self.workers)
+
+
+class Tally(NamedTuple):
+    """The runs of a stage by what is to be done with them."""
+
+    finished: list[Run]
+    failed: list[Run]
+    to_do: list[Run]
+
+
+def tally_of(runs: Iterable[Run], *, retry_failed: bool) -> Tally:
+    """The runs by their states; a failed one is to be done again where that is asked for."""
+    found = Tally([], [], [])
+    for run in runs:
+        state = state_of(run.path)
+        if state == "failed" and not retry_failed:
+            found.failed.append(run)
+        else:
+            (found.finished if state == "finished" else found.to_do).append(run)
+    return found
+
+
+def here(runs: list[Run], args: StudySettings) -> list[Run]:
+    """The runs with what the flags say about this machine."""
+    return equipped(runs, data_root=args.data_root, allow_pipe=args.allow_pipe)
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Plan(NamedTuple):
+    """Every run of a study as far as it can be told before its pilots have run."""
+
+    pilots: list[Run]
+    runs: list[Run]
+    taken: set[Path]
+    """Those that --reuse takes from another study."""
+    undecided: int
+    """Points that still stand for what pilots will choose."""
+    tally: Tally
+
+    @property
+    def to_do(self) -> list[Run]:
+        return self.tally.to_do
+
+
+def plan_of(study: Study, scripts: Scripts, args: StudySettings) -> Plan:
+    """All runs; a point whose pilots have not decided stands with its first candidate."""
+    choices = choices_of(study, scripts, args.out)
+    undecided = 0
+
+    def choose(tune: Any, point: Any) -> Settings:
+        nonlocal undecided
+        chosen = choice_for(choices, point)
+        undecided += chosen is None
+        return tune.candidates[0] if chosen is None else chosen
+
+    pilots = here(pilot_runs(study, scripts, args.out), args)
+    runs = here(main_runs(study, scripts, args.out, choose), args)
+    planned = [*pilots, *runs]
+    taken = {run.path for run in planned if args.reuse and made_elsewhere(run, args.out)}
+    left = [run for run in planned if run.path not in taken]
+    return Plan(pilots, runs, taken, undecided, tally_of(left, retry_failed=args.retry_failed))
+
+
+def dry_run(study: Study, scripts: Scripts, args: StudySettings) -> int:
+    """Print every run's command, how many there are, how long they may take, what they lack."""
+    pilots, runs, taken, undecided, tally = plan_of(study, scripts, args)
+    if study.describe:
+        print(study.describe)
+    for run in [*pilots, *runs]:
+        labels = "; ".join(", ".join(f"{k} {v}" for k, v in one.items()) for one in run.labels)
+        state = "taken from another study" if run.path in taken else state_of(run.path)
+        print(f"{state}: {labels + ': ' if labels else ''}{command(run.script.path, run.config)}")
+    if undecided:
+        print(f"{undecided} of the settings above stand for what the pilot runs will choose.")
+    first = f"{len(pilots)} pilot runs and " if pilots else ""
+    others = f"{len(taken)} taken from other studies, " if taken else ""
+    print(
+        f"{study.name}: {first}{len(runs)} runs; {len(tally.finished)} finished, {others}"
+        f"{len(tally.failed)} failed, {len(tally.to_do)} to do."
+    )
+    workers = args.workers or cores()
+    for name in dict.fromkeys(run.name for run in tally.to_do):
+        of_script = [run for run in tally.to_do if run.name == name]
+        seconds, basis = cost(of_script, Path(args.out))
+        if seconds is None:
+            print(f"{name}: {len(of_script)} to do; no finished run to estimate the time from.")
+        else:
+            print(
+                f"{name}: {len(of_script)} to do, about {duration(seconds / workers)} with "
+                f"{workers} at a time (from {basis} finished runs)."
+            )
+    for lack in lacking(run.config for run in tally.to_do):
+        print(f"needs: {lack}")
+    return 0
+
+
+def cost(runs: Sequence[Run], out: Path) -> tuple[float | None, int]:
+    """Seconds of work for runs of one script, and the number of finished runs to go by."""
+    finished = list(finished_below(out, runs[0].name))
+    if not finished:
+        return None, 0
+    return sum(_seconds(run, finished) for run in runs), len(finished)
+
+
+def _seconds(run: Run, finished: Sequence[dict[str, Any]]) -> float:
+    """By the finished runs whose settings are the most alike: their median time per sample seen
+    where both sides state samples, else their median time."""
+    own = {name: value for name, value in settings(run.config).items() if name != "seed"}
+    alike = [
+        sum(_identity(row.get(name)) == value for name, value in own.items()) for row in finished
+    ]
+    nearest = [row for row, count in zip(finished, alike, strict=True) if count == max(alike)]
+    samples = own.get("samples")
+    rates = [row["run/seconds"] / row["run/samples"] for row in nearest if row.get("run/samples")]
+    if samples and rates:
+        return samples * statistics.median(rates)
+    return statistics.median(row["run/seconds"] for row in nearest)
+
+
+def _identity(value: Any) -> Any:
+    """A cell as settings spell it; rows name data, settings have their committed places."""
+    return identity(value) if isinstance(value, str) else value
