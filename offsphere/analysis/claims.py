@@ -209,6 +209,8 @@ def _by_training(
 def _with_primary_verdicts(lines: Sequence[Verdict], heading: str | None) -> list[Verdict]:
     """Decide the primary claims of a heading as one family; those not measured count with p = 1."""
     lines = list(lines)
+    # A claim of the family without a figure (its gate is shut, its runs are not done) keeps its
+    # place with p = 1: what is still open must not make the others easier to show.
     places = [i for i, line in enumerate(lines) if in_group(line.claim, "primary", heading)]
     raw = []
     for place in places:

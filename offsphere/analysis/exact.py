@@ -29,6 +29,8 @@ def run_tests(claims: Sequence[Claim], results_root: str | Path) -> None:
             f"None of the {len(named)} tests is in {ROOT}: they are part of the repository, not of "
             "the installed package. Use a checkout with `pip install -e .`."
         )
+    # One process for all tests: a claim is verified only if each of its tests ran and passed, so a
+    # test that was renamed, skipped or not collected leaves the claim "not run", never verified.
     outcomes = _pytest(wanted) if wanted else {}
     now = datetime.now(UTC).isoformat(timespec="seconds")
     record = {}

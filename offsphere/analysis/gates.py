@@ -48,6 +48,8 @@ def failed_gate(claim: Claim, runs: pd.DataFrame, examples: Examples) -> str | N
 
 
 def _floor(claim: Claim, gate: Gate, runs: pd.DataFrame, examples: Examples) -> str | None:
+    # Every arm must have left its start: in a contrast of one trained and one untrained arm it is
+    # the training that is measured. So the arm that is least above its own start decides.
     metric = gate.metric or claim.terms[0][0]
     worst: tuple[float, str] | None = None
     for arm in _chosen(claim, gate, runs):
@@ -104,6 +106,8 @@ def _assay(claim: Claim, gate: Gate, runs: pd.DataFrame, examples: Examples) -> 
         interaction=gate.interaction, where=_conditions(claim, gate),
         transform=gate.transform or (claim.transform if gate.metric is None else None),
     )  # fmt: skip
+    # The whole interval must lie on the expected side: a claim that something mends a deficit says
+    # nothing where the deficit itself cannot be seen.
     found = measure(plain, runs, examples)
     if found.low > 0 if gate.expect == "greater" else found.high < 0:
         return None

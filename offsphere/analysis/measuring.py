@@ -13,7 +13,7 @@ from offsphere.analysis.claim_file import Claim
 from offsphere.analysis.foreign import is_number
 from offsphere.analysis.stats import OverSeeds, contrast, correlation, crossed
 from offsphere.analysis.tables import Examples
-from offsphere.analysis.tasks import outcomes_of
+from offsphere.analysis.tasks import outcomes_of, unit_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -215,6 +215,8 @@ def _example_parts(
                 if math.isnan(mean):
                     continue
                 found = outcome_of(examples.get(str(run), {}), name)
+                # The kept outcomes must be what the metric is the mean of: an interval over other
+                # examples would be worse than one that takes the test set as given.
                 if found is None or abs(found.mean() - mean) > SAME_MEAN:
                     return None
                 if claim.transform == "log":
@@ -222,6 +224,8 @@ def _example_parts(
                 test_set = (*about, str(len(found)))
                 part = parts.setdefault(test_set, np.zeros((len(keys), len(found))))
                 part[place] += arm.weight * sign * found
+    # A seed that lacks one arm is left out of every test set, or the sum over arms would be of
+    # different seeds in different places.
     complete = np.ones(len(keys), bool)
     for arm in arms:
         values = _values(claim, arm.rows)
@@ -240,8 +244,8 @@ def outcome_of(kept: Mapping[str, Array], metric: str) -> Array | None:
     vectors = [kept[name] for name in names if name in kept]
     if len(vectors) < len(names):
         return None
-    images = [kept[x] for x in ("i2t_hit1",) if x in kept and names[0].startswith(("i2t", "t2i"))]
-    size = min(map(len, [*vectors, *images]))
+    units = [kept[name] for name in [unit_of(names[0])] if name in kept]
+    size = min(map(len, [*vectors, *units]))
     if any(len(x) % size or not np.isfinite(x).all() for x in vectors):
         return None
     return np.mean([x.reshape(size, -1).mean(axis=1) for x in vectors], axis=0)

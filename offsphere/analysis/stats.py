@@ -184,6 +184,8 @@ def holm(p_values: Float[Array, " tests"] | Sequence[float]) -> Float[Array, " t
     p = np.asarray(p_values, float)
     if p.ndim != 1 or not bool(((p >= 0) & (p <= 1)).all()):
         raise ValueError(f"Expected p-values between 0 and 1, got {p.tolist()}.")
+    # The smallest p is multiplied by the number of tests, the next by one less, and so on; none may
+    # be smaller after the adjustment than one that was smaller before it.
     order = np.argsort(p, kind="stable")
     adjusted = np.empty_like(p)
     steps = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
@@ -231,9 +233,14 @@ def crossed(parts: Sequence[Float[Array, "seeds examples"]]) -> OverSeeds:
         left = x - x.mean(axis=1, keepdims=True) - column + x.mean()
         rest += float((left**2).sum()) / ((seeds - 1) * (x.shape[1] - 1)) / x.size
     total = over_seeds + sum(over_examples)
+    # Row means hold seed + rest / examples, column means example + rest / seeds: each of the two
+    # variances already has the whole variance of the rest in the mean, so one of them goes. The
+    # difference can come out below either part by chance; then the larger part is the safe one.
     variance = max(over_seeds, sum(over_examples), total - rest)
     if math.sqrt(variance) <= ROUNDING * max(float(np.abs(x).max()) for x in kept):
         return replace(found, examples=sum(examples))
+    # Satterthwaite: a sum of variances has the degrees of freedom at which its own variance is that
+    # of one variance. Few seeds and many examples must not count as many seeds, hence the floor.
     spread = over_seeds**2 / (seeds - 1)
     spread += sum(v**2 / (e - 1) for v, e in zip(over_examples, examples, strict=True))
     found = replace(

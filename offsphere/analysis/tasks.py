@@ -100,6 +100,11 @@ def outcomes_of(metric: str) -> tuple[str, ...]:
     return (name,)
 
 
+def unit_of(outcome: str) -> str:
+    """The outcome that has one number per independent example: several captions share an image."""
+    return "i2t_hit1" if outcome.startswith(("i2t", "t2i")) else outcome
+
+
 def published_variance() -> list[Reference]:
     """The variance of negative similarities by batch size, as the paper's table 1 has it."""
     from offsphere.analysis.published import published
