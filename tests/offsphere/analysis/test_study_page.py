@@ -13,9 +13,9 @@ import pytest
 
 from offsphere.analysis.answer import answers, sentence
 from offsphere.analysis.digest import read_study
-from offsphere.analysis.paper_tables import paper_table
+from offsphere.analysis.paper_tables import as_latex, paper_table
 from offsphere.analysis.report import main, write_report
-from offsphere.analysis.tables import export, write_runs
+from offsphere.analysis.tables import write_runs
 from offsphere.analysis.words import mean_and_interval, spoken, words_of
 from offsphere.estimate import Estimate
 from offsphere.run import progress
@@ -131,7 +131,7 @@ def test_an_interrupt_is_one_line_and_leaves_the_old_page(results, tmp_path, cap
 def test_a_papers_table_has_one_cell_per_number_in_points(tmp_path):
     gains = {"dot": [-0.03, -0.02, -0.04]}
     panel = read_study(study(tmp_path / "x", gains)).panels[0]
-    latex = export(paper_table(panel, ["test/probe", "train/loss"]), "latex").splitlines()
+    latex = as_latex(paper_table(panel, ["test/probe", "train/loss"])).splitlines()
     head = r"cell & linear probe accuracy (\%) & linear probe accuracy minus cosine (points) & "
     assert latex[0] == r"\begin{tabular}{lllllll}"
     assert (
