@@ -17,8 +17,7 @@ from torch.utils.data import Dataset
 
 from offsphere.data.splits import hash_share
 from offsphere.training.streams import batch_indices, stream
-from text.captions import question_of
-from text.passages import Collection, Grades
+from text.passages import Collection, Grades, question_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from offsphere.run.record import RunFolder, run_path
-from text import captions, pairs
-from text.captions import captions_folder
+from text import pairs, passages
 from text.pairs import PairBatches, Stage, make_task
+from text.passages import captions_folder
 from text.train_retrieval import Config, run
 
 PICTURES = {
@@ -30,7 +30,7 @@ def write(folder: Path, pictures: dict[str, list[list[str]]]) -> Path:
 
 def test_one_caption_asks_and_all_others_of_its_picture_are_right(tmp_path: Path, monkeypatch):
     shares = {"caption test-1": 0.5, "caption test-2": 0.0}
-    monkeypatch.setattr(captions, "hash_share", shares.__getitem__)
+    monkeypatch.setattr(passages, "hash_share", shares.__getitem__)
     collection = captions_folder(write(tmp_path / "tiny", PICTURES))
     task = make_task(collection, "captions", "test")
     assert task.queries == ["a fox", "blue sea"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from text import passages
+from text import docstrings as docstrings_module
 from text.lexical import bm25
 from text.pairs import PairBatches, Stage, choose_pairs, make_task, title_task, two_halves
 from text.passages import beir_folder, docstrings, load_collection
@@ -126,15 +126,15 @@ def test_docstrings_import_nothing(name: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ValueError, match="is no installed package with a folder of its own"):
-        passages._installed(name)
+        docstrings_module._installed(name)
     assert not (tmp_path / "EXECUTED").exists()
 
 
 def test_a_part_of_a_package_and_the_standard_library_have_docstrings():
     numpy = Path(importlib.util.find_spec("numpy").origin).parent  # pyright: ignore
-    assert passages._installed("numpy") == (numpy, importlib.metadata.version("numpy"))
-    assert passages._installed("numpy.linalg")[0] == numpy / "linalg"
-    assert passages._installed("json")[1] == "of the standard library"
+    assert docstrings_module._installed("numpy") == (numpy, importlib.metadata.version("numpy"))
+    assert docstrings_module._installed("numpy.linalg")[0] == numpy / "linalg"
+    assert docstrings_module._installed("json")[1] == "of the standard library"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_docstrings_of_a_package(capsys):
     queries = [query.text.lower() for query in found.queries]
     assert len(set(texts)) == len(texts) > 10
     assert len(set(queries)) == len(queries)
-    assert all(len(text.split()) >= passages.SHORTEST_DOCUMENT for text in texts)
+    assert all(len(text.split()) >= docstrings_module.SHORTEST_DOCUMENT for text in texts)
     asked = [d for grades in found.relevant.values() for r in grades.values() for d in r]
     assert len(set(asked)) == len(asked) == len(queries) < len(texts)
     assert found.source.startswith("tyro ")
@@ -175,12 +175,12 @@ def test_docstrings_of_a_package(capsys):
 
 def test_a_docstring_becomes_a_query_and_a_document():
     body = "Parameters\n----------\nx : array\n    " + "word " * 30
-    assert passages._split_docstring(f"Sum the\nelements of x.\n\n{body}") == [
+    assert docstrings_module._split_docstring(f"Sum the\nelements of x.\n\n{body}") == [
         "Sum the elements of x.",
         "Parameters x : array " + " ".join(["word"] * 30),
     ]
-    assert passages._split_docstring("Sum x.\n\n" + body) is None
-    assert passages._split_docstring("Sum the elements of x.\n\nShort.") is None
+    assert docstrings_module._split_docstring("Sum x.\n\n" + body) is None
+    assert docstrings_module._split_docstring("Sum the elements of x.\n\nShort.") is None
 
 
 def test_halves_are_of_the_same_documents_and_interchangeable(collection_folder: Path):
