@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
 import torch
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from jaxtyping import UInt8
     from torch import Tensor
 
+T = TypeVar("T")
 # Encoded samples that each worker holds to mix them, and decoded ones that it hands over at once.
 SHUFFLE_BUFFER = 1000
 CHUNK = 32
@@ -65,7 +66,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StreamedPairs:
-    """Batches from shards that can only be read in order, through webdataset's pipeline.
+    """Batches from shards that can only be read in order.
 
     An epoch's order is a function of (seed, epoch, workers), and holds every sample once. A shard
     that is cut, missing or of another length than the manifest says is named when it is read.
@@ -137,9 +138,12 @@ class StreamedPairs:
         rank, world, *_ = pytorch_worker_info()
         if world == 1:
             return self.samples_per_epoch
-        shuffle = EpochShuffle(self.seed, "shards", len(self.addresses), epoch)
-        mine = islice(shuffle(self.addresses), rank, None, world)
-        return sum(self.facts[address].samples for address in mine)
+        return sum(self.facts[shard].samples for shard in self.shards_of(epoch, rank, world))
+
+    def shards_of(self, epoch: int, rank: int, world: int) -> Iterator[str]:
+        """The shards that a rank reads in an epoch, in their order."""
+        mixed = _mixed(self.addresses, len(self.addresses), f"{self.seed}-shards-{epoch}")
+        return islice(mixed, rank, None, world)
 
     def _epoch(self, epoch: int, drop: int) -> Iterator[Chunk]:
         """The chunks of one epoch, after which its length is checked."""
@@ -178,20 +182,8 @@ class StreamedPairs:
         return chunk
 
     def _loader(self, epoch: int, undecoded: int) -> Iterable[Chunk]:
-        from webdataset.pipeline import DataPipeline
-        from webdataset.shardlists import SimpleShardList, split_by_node, split_by_worker
-
-        pipeline: Any = DataPipeline(
-            SimpleShardList(list(self.addresses)),
-            EpochShuffle(self.seed, "shards", len(self.addresses), epoch),
-            split_by_node,
-            split_by_worker,
-            ReadShards(self.facts),
-            EpochShuffle(self.seed, "samples", SHUFFLE_BUFFER, epoch),
-            DecodeChunks(self.image_size, self.seed, epoch, undecoded),
-        )
         return torch.utils.data.DataLoader(
-            pipeline,
+            _Epoch(self, epoch, undecoded),
             batch_size=None,
             num_workers=self.workers,
             collate_fn=as_it_is,
@@ -288,33 +280,6 @@ def _check_first(address: str, image_size: int) -> None:
 
 Sample = dict[str, Any]
 """A sample as webdataset groups it: members by suffix, beside __key__ and __url__."""
-
-
-@dataclass(frozen=True)
-class EpochShuffle:
-    """A pipeline stage that mixes through a buffer, otherwise in every epoch."""
-
-    seed: int
-    salt: str
-    buffer: int
-    epoch: int
-
-    def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        from webdataset.filters import shuffle
-
-        rng = random.Random(f"{self.seed}-{self.salt}-{self.epoch}")
-        return shuffle(self.buffer, initial=self.buffer, rng=rng)(iter(source))
-
-
-@dataclass(frozen=True)
-class ReadShards:
-    """A pipeline stage from shards to samples, with a problem where a shard is not whole."""
-
-    facts: Mapping[str, ShardFacts]
-
-    def __call__(self, source: Iterable[dict[str, str]]) -> Iterator[Sample | Problem]:
-        for shard in source:
-            yield from read_stream(shard["url"], self.facts.get(shard["url"]))
 
 
 def read_stream(address: str, facts: ShardFacts | None) -> Iterator[Sample | Problem]:
@@ -436,22 +401,25 @@ def _decode_sample(sample: Sample, image_size: int) -> Decoded | Problem:
         return Problem(f"{place} cannot be decoded: {error}.")
 
 
-@dataclass(frozen=True)
-class DecodeChunks:
-    """The last pipeline stage: chunks of decoded samples, each with one caption of the epoch's."""
+@dataclass(frozen=True, eq=False)
+class _Epoch(torch.utils.data.IterableDataset):
+    """One epoch as a process and its worker see it: chunks of decoded samples, well mixed."""
 
-    image_size: int
-    seed: int
+    pairs: StreamedPairs
     epoch: int
     undecoded: int
     """So many samples from the epoch's start on are dropped: they need not be decoded."""
 
-    def __call__(self, source: Iterable[Sample | Problem]) -> Iterator[Chunk]:
+    def __iter__(self) -> Iterator[Chunk]:
         from webdataset.utils import pytorch_worker_info
 
-        _, _, worker, workers = pytorch_worker_info()
-        source, number = iter(source), 0
-        while items := list(islice(source, CHUNK)):
+        rank, world, worker, workers = pytorch_worker_info()
+        mine = islice(self.pairs.shards_of(self.epoch, rank, world), worker, None, workers)
+        facts = self.pairs.facts
+        samples = (found for shard in mine for found in read_stream(shard, facts.get(shard)))
+        mixed = _mixed(samples, SHUFFLE_BUFFER, f"{self.pairs.seed}-samples-{self.epoch}")
+        number = 0
+        while items := list(islice(mixed, CHUNK)):
             # Chunks come from the workers in turn, so this one ends here at the latest.
             end = (number * workers + worker + 1) * CHUNK
             yield self.skip(items) if end <= self.undecoded else self.decode(items)
@@ -464,22 +432,27 @@ class DecodeChunks:
         return Chunk(None, [""] * len(keys), keys, problems, len(keys))
 
     def decode(self, items: Sequence[Sample | Problem]) -> Chunk:
-        """A chunk with its pictures and captions."""
-        pixels, captions, keys, problems, seen = [], [], [], [], 0
-        for item in items:
-            decoded = item if isinstance(item, Problem) else _decode_sample(item, self.image_size)
-            seen += not isinstance(item, Problem)
-            if isinstance(decoded, Problem):
-                problems.append(decoded.message)
-            else:
-                pixels.append(decoded.picture)
-                captions.append(self.choose(decoded.key, decoded.captions))
-                keys.append(decoded.key)
-        shape = (0, 3, self.image_size, self.image_size)
-        stacked = torch.stack(pixels) if pixels else torch.empty(shape, dtype=torch.uint8)
-        return Chunk(stacked, captions, keys, problems, seen)
+        """A chunk with its pictures, each with one caption of the epoch's."""
+        size = self.pairs.image_size
+        decoded = [x if isinstance(x, Problem) else _decode_sample(x, size) for x in items]
+        good = [sample for sample in decoded if not isinstance(sample, Problem)]
+        nothing = torch.empty((0, 3, size, size), dtype=torch.uint8)
+        return Chunk(
+            torch.stack([sample.picture for sample in good]) if good else nothing,
+            [self.choose(sample.key, sample.captions) for sample in good],
+            [sample.key for sample in good],
+            [sample.message for sample in decoded if isinstance(sample, Problem)],
+            sum(not isinstance(item, Problem) for item in items),
+        )
 
     def choose(self, key: str, captions: Sequence[str]) -> str:
         """A sample's caption in this epoch, whatever the order and the workers."""
-        share = hash_share(f"{self.seed}/caption/{self.epoch}/{key}")
+        share = hash_share(f"{self.pairs.seed}/caption/{self.epoch}/{key}")
         return captions[int(share * len(captions))]
+
+
+def _mixed(source: Iterable[T], buffer: int, seed: str) -> Iterator[T]:
+    """The items, mixed through a buffer that is full before the first one leaves it."""
+    from webdataset.filters import shuffle
+
+    return iter(shuffle(buffer, initial=buffer, rng=random.Random(seed))(iter(source)))
