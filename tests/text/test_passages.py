@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -12,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from text import docstrings as docstrings_module
 from text.lexical import bm25
 from text.pairs import PairBatches, Stage, choose_pairs, make_task, title_task, two_halves
-from text.passages import beir_folder, docstrings, load_collection
+from text.passages import beir_folder, load_collection
 from text.settings import RetrievalSettings
 
 CORPUS = [{"_id": "a", "title": "T", "text": "one two"}, {"_id": "b", "text": "three four"}]
@@ -113,30 +110,6 @@ def test_what_is_not_there(tmp_path: Path):
         load_collection("docstrings:no_such")
 
 
-@pytest.mark.parametrize("name", ["evil", "evil.sub", "nosuch.sub", ".x", "../../x", "", "numpy."])
-def test_docstrings_import_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Neither a module of the working folder, nor one that claims to be installed there."""
-    for package in ("evil", "evil/sub"):
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "__init__.py").write_text(f"open('{tmp_path}/EXECUTED', 'w')")
-    about = tmp_path / "evil-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
-    (about / "top_level.txt").write_text("evil\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ValueError, match="is no installed package with a folder of its own"):
-        docstrings_module._installed(name)
-    assert not (tmp_path / "EXECUTED").exists()
-
-
-def test_a_part_of_a_package_and_the_standard_library_have_docstrings():
-    numpy = Path(importlib.util.find_spec("numpy").origin).parent  # pyright: ignore
-    assert docstrings_module._installed("numpy") == (numpy, importlib.metadata.version("numpy"))
-    assert docstrings_module._installed("numpy.linalg")[0] == numpy / "linalg"
-    assert docstrings_module._installed("json")[1] == "of the standard library"
-
-
 @pytest.mark.parametrize(
     ("file", "first_line", "message"),
     [
@@ -155,32 +128,6 @@ def test_no_line_is_lost(file: str, first_line: str, message: str, collection_fo
     (tmp_path / "c" / file).write_text(first_line + "\n" + rest)
     with pytest.raises(ValueError, match=message):
         load_collection(f"beir:{tmp_path}/c")
-
-
-def test_docstrings_of_a_package(capsys):
-    """tyro is small; its docstrings are read from its sources, once, and split by a hash."""
-    found = docstrings.__wrapped__(("tyro",))
-    assert "Reading the docstrings of tyro" in capsys.readouterr().out
-    assert docstrings.__wrapped__(("tyro",)) == found
-    assert capsys.readouterr().out == ""
-    texts = [document.text.lower() for document in found.documents]
-    queries = [query.text.lower() for query in found.queries]
-    assert len(set(texts)) == len(texts) > 10
-    assert len(set(queries)) == len(queries)
-    assert all(len(text.split()) >= docstrings_module.SHORTEST_DOCUMENT for text in texts)
-    asked = [d for grades in found.relevant.values() for r in grades.values() for d in r]
-    assert len(set(asked)) == len(asked) == len(queries) < len(texts)
-    assert found.source.startswith("tyro ")
-
-
-def test_a_docstring_becomes_a_query_and_a_document():
-    body = "Parameters\n----------\nx : array\n    " + "word " * 30
-    assert docstrings_module._split_docstring(f"Sum the\nelements of x.\n\n{body}") == [
-        "Sum the elements of x.",
-        "Parameters x : array " + " ".join(["word"] * 30),
-    ]
-    assert docstrings_module._split_docstring("Sum x.\n\n" + body) is None
-    assert docstrings_module._split_docstring("Sum the elements of x.\n\nShort.") is None
 
 
 def test_halves_are_of_the_same_documents_and_interchangeable(collection_folder: Path):
