@@ -32,7 +32,7 @@ class Contrast:
     plus: tuple[str, ...]
     minus: tuple[str, ...]
 
-    def arms(self) -> list[tuple[str, float]]:
+    def weights(self) -> list[tuple[str, float]]:
         """Each value with its weight."""
         return [(value, 1 / len(self.plus)) for value in self.plus] + [
             (value, -1 / len(self.minus)) for value in self.minus

@@ -25,7 +25,7 @@ from offsphere.analysis.gates import failed_gate
 from offsphere.analysis.measuring import (
     Incomplete,
     Unmatched,
-    arms_of,
+    conditions_of,
     ended,
     measure,
     steps_of,
@@ -70,7 +70,7 @@ class Verdict:
     steps: tuple[int, int] | None = None
     """The fewest and the most optimiser steps of those runs."""
     by_training: OverSeeds | None = None
-    """The contrast of trained minus untrained, where the arms differ before training."""
+    """The contrast of trained minus untrained, where the conditions differ before training."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def _measured_verdict(claim: Claim, runs: pd.DataFrame, examples: Examples) -> V
         return Verdict(claim, "incomplete", str(reason))
     except Unmatched as reason:
         return Verdict(claim, "unmatched", str(reason))
-    names = {run for arm in arms_of(claim, runs) for run in arm.rows["run"]}
+    names = {run for condition in conditions_of(claim, runs) for run in condition.rows["run"]}
     floor = at_floor(runs, names, str(claim.metric))
     beside = _by_training(claim, runs, examples, measured)
     return Verdict(claim, "measured", "", measured, at_floor=floor, steps=steps, by_training=beside)
@@ -192,7 +192,7 @@ def _measured_verdict(claim: Claim, runs: pd.DataFrame, examples: Examples) -> V
 def _by_training(
     claim: Claim, runs: pd.DataFrame, examples: Examples, measured: OverSeeds
 ) -> OverSeeds | None:
-    """The claim's contrast of trained minus untrained, unless the arms start alike."""
+    """The claim's contrast of trained minus untrained, unless the conditions start alike."""
     if claim.effect is None or len(claim.terms) > 1 or claim.correlate is not None:
         return None
     metric = claim.terms[0][0]

@@ -1,11 +1,11 @@
 """Gates: what must hold before a claim can be tested here at all. No torch.
 
-floor         every arm is above its own untrained network by two standard errors
-manipulation  what was to differ does: a column's mean is at least so large in every arm
+floor         every condition is above its own untrained network by two standard errors
+manipulation  what was to differ does: a column's mean is at least so large in every condition
 assay         the effect that is to be changed exists: its interval lies on the expected side of 0
 
-A contrast between networks that have not left their start, or between arms that do not differ in
-what they are named after, says nothing about a claim, whatever its interval.
+A contrast between networks that have not left their start, or between conditions that do not differ
+in what they are named after, says nothing about a claim, whatever its interval.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy as np
 
 from offsphere.analysis.claim_file import Claim, Gate, untrained_twin
 from offsphere.analysis.measuring import (
-    Arm,
+    Condition,
     Unmatched,
-    arms_of,
     column_of,
+    conditions_of,
     equals,
     matching,
     measure,
@@ -48,24 +48,24 @@ def failed_gate(claim: Claim, runs: pd.DataFrame, examples: Examples) -> str | N
 
 
 def _floor(claim: Claim, gate: Gate, runs: pd.DataFrame, examples: Examples) -> str | None:
-    # Every arm must have left its start: in a contrast of one trained and one untrained arm it is
-    # the training that is measured. So the arm that is least above its own start decides.
+    # Every condition must have left its start: a contrast of a trained with an untrained one would
+    # measure the training. So the condition that is least above its own start decides.
     metric = gate.metric or claim.terms[0][0]
     worst: tuple[float, str] | None = None
-    for arm in _chosen(claim, gate, runs):
-        found = _above_untrained(claim, arm, metric, examples)
+    for condition in _chosen(claim, gate, runs):
+        found = _above_untrained(claim, condition, metric, examples)
         gap, error = found
         score = gap / error if error > 0 else math.copysign(math.inf, gap)
         if worst is None or score < worst[0]:
-            name = f" with {arm.name}" if arm.name else ""
+            name = f" with {condition.name}" if condition.name else ""
             worst = score, f"{metric} minus untrained {gap:+.3g}, standard error {error:.2g}{name}"
     return worst[1] if worst is not None and worst[0] < STANDARD_ERRORS else None
 
 
 def _above_untrained(
-    claim: Claim, arm: Arm, metric: str, examples: Examples
+    claim: Claim, condition: Condition, metric: str, examples: Examples
 ) -> tuple[float, float]:
-    """(trained minus untrained, its standard error over seeds and examples) of an arm.
+    """(trained minus untrained, its standard error over seeds and examples) of a condition.
 
     Where only the trained network's outcomes were kept, the untrained one's are taken to vary as
     much and on their own, which is more than the difference of both does.
@@ -74,10 +74,10 @@ def _above_untrained(
         claim, metric=f"{metric} - {untrained_twin(metric)}", effect=None, interaction=None,
         where=None, transform=None, against=0.0, correlate=None,
     )  # fmt: skip
-    found = measure(plain, arm.rows, examples)
+    found = measure(plain, condition.rows, examples)
     error = found.standard_error
     if not found.examples:
-        kept = [outcome_of(examples.get(str(run), {}), metric) for run in arm.rows["run"]]
+        kept = [outcome_of(examples.get(str(run), {}), metric) for run in condition.rows["run"]]
         sizes = {len(x) for x in kept if x is not None}
         if len(sizes) == 1:
             mean = np.mean([x for x in kept if x is not None], axis=0)
@@ -88,10 +88,10 @@ def _above_untrained(
 def _manipulation(claim: Claim, gate: Gate, runs: pd.DataFrame, examples: Examples) -> str | None:
     del examples
     means = []
-    for arm in _chosen(claim, gate, runs):
-        values = numbers(arm.rows, str(gate.metric))
+    for condition in _chosen(claim, gate, runs):
+        values = numbers(condition.rows, str(gate.metric))
         if np.isfinite(values).any():
-            means.append((float(np.nanmean(values)), arm.name))
+            means.append((float(np.nanmean(values)), condition.name))
     if not means:
         raise Unmatched(f"no run has {gate.metric}, which a gate asks for")
     least, name = min(means)
@@ -103,7 +103,7 @@ def _manipulation(claim: Claim, gate: Gate, runs: pd.DataFrame, examples: Exampl
 def _assay(claim: Claim, gate: Gate, runs: pd.DataFrame, examples: Examples) -> str | None:
     plain = replace(
         claim, metric=gate.metric or claim.metric, effect=gate.effect, against=0.0,
-        interaction=gate.interaction, where=_conditions(claim, gate),
+        interaction=gate.interaction, where=_where(claim, gate),
         transform=gate.transform or (claim.transform if gate.metric is None else None),
     )  # fmt: skip
     # The whole interval must lie on the expected side: a claim that something mends a deficit says
@@ -119,26 +119,26 @@ def _assay(claim: Claim, gate: Gate, runs: pd.DataFrame, examples: Examples) -> 
     )
 
 
-def _conditions(claim: Claim, gate: Gate) -> Mapping[str, Any]:
+def _where(claim: Claim, gate: Gate) -> Mapping[str, Any]:
     """A gate's rows are the claim's, but for what the gate says itself."""
     return {**(claim.where or {}), **(gate.where or {})}
 
 
-def _chosen(claim: Claim, gate: Gate, runs: pd.DataFrame) -> list[Arm]:
-    """The claim's arms, as far as the gate asks for them."""
-    arms = []
-    for arm in arms_of(claim, runs):
-        rows = arm.rows
+def _chosen(claim: Claim, gate: Gate, runs: pd.DataFrame) -> list[Condition]:
+    """The claim's conditions, as far as the gate asks for them."""
+    conditions = []
+    for condition in conditions_of(claim, runs):
+        rows = condition.rows
         for column, wanted in (gate.where or {}).items():
             values = wanted if isinstance(wanted, list) else [wanted]
             series = column_of(rows, column)
             rows = rows.loc[np.any([equals(series, value) for value in values], axis=0)]
         if not rows.empty:
-            arms.append(arm._replace(rows=rows))
-    if not arms:
-        # Rows that no arm holds, such as those of another weight: taken as one.
-        arms = [Arm(matching(_conditions(claim, gate), runs), 1.0, "")]
-    return arms
+            conditions.append(condition._replace(rows=rows))
+    if not conditions:
+        # Rows that no condition holds, such as those of another weight: taken as one.
+        conditions = [Condition(matching(_where(claim, gate), runs), 1.0, "")]
+    return conditions
 
 
 def _spelt(contrast: Any) -> str:

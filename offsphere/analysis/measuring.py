@@ -33,11 +33,12 @@ class Unmatched(Exception):
 
 
 class Incomplete(Unmatched):
-    """Too few seeds are finished in every arm."""
+    """Too few seeds are finished in every condition."""
 
 
-class Arm(NamedTuple):
-    """The runs of one arm, its weight in the contrast and what its settings are called."""
+class Condition(NamedTuple):
+    """The runs with the same levels of what a claim compares, their weight in the contrast and what
+    the levels are called."""
 
     rows: pd.DataFrame
     weight: float
@@ -51,8 +52,8 @@ def measure(claim: Claim, runs: pd.DataFrame, examples: Examples | None = None) 
     """
     if claim.correlate is not None:
         return _correlation(claim, runs)
-    arms = arms_of(claim, runs)
-    values = [_values(claim, arm.rows) for arm in arms]
+    conditions = conditions_of(claim, runs)
+    values = [_values(claim, condition.rows) for condition in conditions]
     keys = sorted(set().union(*values))
     stacked = [np.array([found.get(key, math.nan) for key in keys], float) for found in values]
     complete = ~np.isnan(np.stack(stacked)).any(axis=0)
@@ -60,18 +61,18 @@ def measure(claim: Claim, runs: pd.DataFrame, examples: Examples | None = None) 
         raise Incomplete(f"{complete.sum()} of {len(keys)} seeds complete, an interval needs 2")
     against = float(claim.against) if isinstance(claim.against, float) else 0.0
     if examples:
-        parts = _example_parts(claim, arms, keys, examples)
+        parts = _example_parts(claim, conditions, keys, examples)
         if parts is not None and (~np.isnan(parts[0]).all(axis=1) == complete).all():
             return crossed([parts[0] - against, *parts[1:]])
-    weights = [*(arm.weight for arm in arms), -1.0]
+    weights = [*(condition.weight for condition in conditions), -1.0]
     return contrast([*stacked, np.full(len(keys), against)], weights)
 
 
 def ended(claim: Claim, runs: pd.DataFrame) -> int:
-    """How many pairs have ended, well or not, in every arm."""
+    """How many pairs have ended, well or not, in every condition."""
     found: set[Key] | None = None
-    for arm in arms_of(claim, runs):
-        rows = arm.rows
+    for condition in conditions_of(claim, runs):
+        rows = condition.rows
         if "status" in rows.columns:
             rows = rows.loc[rows["status"].isin(ENDED)]
         keys = set(_keys(claim, rows))
@@ -79,10 +80,10 @@ def ended(claim: Claim, runs: pd.DataFrame) -> int:
     return len(found or ())
 
 
-def arms_of(claim: Claim, runs: pd.DataFrame) -> list[Arm]:
-    """The rows of each arm with the arm's weight in the contrast."""
+def conditions_of(claim: Claim, runs: pd.DataFrame) -> list[Condition]:
+    """The rows of each condition with the condition's weight in the contrast."""
     rows = matching(claim.where, runs)
-    arms = [Arm(rows, 1.0, "")]
+    conditions = [Condition(rows, 1.0, "")]
     for factor in (claim.effect, claim.interaction):
         if factor is None:
             continue
@@ -90,16 +91,16 @@ def arms_of(claim: Claim, runs: pd.DataFrame) -> list[Arm]:
         for value in (*factor.plus, *factor.minus):
             if not equals(series, value).any():
                 raise Unmatched(f"no run with {factor.column}={value}")
-        arms = [
-            Arm(
-                arm.rows.loc[equals(column_of(arm.rows, factor.column), value)],
-                arm.weight * sign,
-                f"{arm.name}, {factor.column}={value}".removeprefix(", "),
+        conditions = [
+            Condition(
+                condition.rows.loc[equals(column_of(condition.rows, factor.column), value)],
+                condition.weight * sign,
+                f"{condition.name}, {factor.column}={value}".removeprefix(", "),
             )
-            for arm in arms
-            for value, sign in factor.arms()
+            for condition in conditions
+            for value, sign in factor.weights()
         ]
-    return arms
+    return conditions
 
 
 def matching(where: Mapping[str, Any] | None, runs: pd.DataFrame) -> pd.DataFrame:
@@ -117,8 +118,8 @@ def matching(where: Mapping[str, Any] | None, runs: pd.DataFrame) -> pd.DataFram
                 keep |= equals(series, value)
         runs = runs.loc[keep]
     if runs.empty:
-        conditions = ", ".join(f"{column}={value}" for column, value in (where or {}).items())
-        raise Unmatched(f"no run with {conditions or 'test data'}")
+        wanted = ", ".join(f"{column}={value}" for column, value in (where or {}).items())
+        raise Unmatched(f"no run with {wanted or 'test data'}")
     return runs
 
 
@@ -161,7 +162,9 @@ def steps_of(claim: Claim, runs: pd.DataFrame) -> tuple[int, int] | None:
     """The fewest and the most optimiser steps of the runs that the claim rests on."""
     if "run/steps" not in runs.columns:
         return None
-    steps = np.concatenate([numbers(arm.rows, "run/steps") for arm in arms_of(claim, runs)])
+    steps = np.concatenate(
+        [numbers(condition.rows, "run/steps") for condition in conditions_of(claim, runs)]
+    )
     steps = steps[np.isfinite(steps)]
     return (int(steps.min()), int(steps.max())) if len(steps) else None
 
@@ -197,7 +200,7 @@ def _values(claim: Claim, rows: pd.DataFrame) -> dict[Key, float]:
 
 
 def _example_parts(
-    claim: Claim, arms: Sequence[Arm], keys: Sequence[Key], examples: Examples
+    claim: Claim, conditions: Sequence[Condition], keys: Sequence[Key], examples: Examples
 ) -> list[Array] | None:
     """Pairs x examples of the contrast, one matrix per test set; None if an outcome is missing.
 
@@ -205,8 +208,8 @@ def _example_parts(
     log m and whose spread is that of the logarithm of a mean (the delta method).
     """
     parts: dict[tuple[str, ...], Array] = {}
-    for arm in arms:
-        rows = arm.rows.drop_duplicates("run")
+    for condition in conditions:
+        rows = condition.rows.drop_duplicates("run")
         places = [keys.index(key) for key in _keys(claim, rows)]
         for name, sign in claim.terms:
             for place, run, mean, about in zip(
@@ -223,12 +226,12 @@ def _example_parts(
                     found = math.log(mean) + (found - found.mean()) / mean
                 test_set = (*about, str(len(found)))
                 part = parts.setdefault(test_set, np.zeros((len(keys), len(found))))
-                part[place] += arm.weight * sign * found
-    # A seed that lacks one arm is left out of every test set, or the sum over arms would be of
-    # different seeds in different places.
+                part[place] += condition.weight * sign * found
+    # A seed that lacks one condition is left out of every test set, or the sum over conditions
+    # would be of different seeds in different test sets.
     complete = np.ones(len(keys), bool)
-    for arm in arms:
-        values = _values(claim, arm.rows)
+    for condition in conditions:
+        values = _values(claim, condition.rows)
         complete &= np.array([not math.isnan(values.get(key, math.nan)) for key in keys])
     for part in parts.values():
         part[~complete] = np.nan

@@ -110,9 +110,9 @@ class Equivalence:
     alpha: float
 
 
-def contrast(arms: Sequence[Float[Array, " seeds"]], weights: Sequence[float]) -> OverSeeds:
-    """The weighted sum of several arms, seed by seed; a seed that lacks one of them is dropped."""
-    stacked = np.stack(_equal_vectors(arms))
+def contrast(conditions: Sequence[Float[Array, " seeds"]], weights: Sequence[float]) -> OverSeeds:
+    """The weighted sum of conditions, seed by seed; a seed that lacks one of them is dropped."""
+    stacked = np.stack(_equal_vectors(conditions))
     whole = ~np.isnan(stacked).any(axis=0)
     n, dropped = int(whole.sum()), int((~whole).sum())
     if n < 2:
@@ -288,8 +288,8 @@ def _sign_test(positive: int, negative: int) -> float:
     return min(1.0, 2 * float(special.bdtr(min(positive, negative), n, 0.5))) if n else 1.0
 
 
-def _equal_vectors(arms: Sequence[Float[Array, " n"]]) -> list[Float[Array, " n"]]:
-    vectors = [np.asarray(arm, float) for arm in arms]
+def _equal_vectors(conditions: Sequence[Float[Array, " n"]]) -> list[Float[Array, " n"]]:
+    vectors = [np.asarray(condition, float) for condition in conditions]
     shapes = [vector.shape for vector in vectors]
     if any(len(shape) != 1 for shape in shapes) or len(set(shapes)) != 1:
         raise ValueError(f"Expected vectors of one length, seed by seed; got shapes {shapes}.")

@@ -9,12 +9,12 @@
     arms:                              # named settings, which win over fixed and grid
       calibrated: {}
       fixed: {scale: fixed}
-    tune:                              # per arm and place in the grid, on validation data
+    tune:                              # per arm and combination of the grid, on validation data
       {metric: test/probe, best: max, seeds: [100, 101], grid: {lr: [0.001, 0.003]}}
     smoke: {seeds: [0], fixed: {samples: 512}, grid: {cell: [dot]}, tune: null}
 
 A value in a grid may be a mapping, which sets several settings together. `tune: fixed:` holds
-settings of the pilot runs alone: places in the grid that differ only there share one choice.
+settings of the pilot runs alone: combinations of the grid that differ only there share one choice.
 `parts:` is a list of such mappings, each with a `name`; keys beside it are shared by all parts.
 `smoke` is a small edition: `fixed` wins over everything, `grid` replaces axes (null drops one),
 `arms` lists those to keep, `seeds` and `tune` replace. An arm may name a `script` of its own.
@@ -79,7 +79,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Point:
-    """One arm at one place in the grid: everything but the seed and what is tuned."""
+    """One arm at one combination of the grid: everything but the seed and what is tuned."""
 
     script: str
     settings: Settings
@@ -301,19 +301,19 @@ def _part(content: dict[str, Any], labels: dict[str, str], smoke: bool) -> Part:
     if tune is not None:
         tune = replace(tune, fixed=tune.fixed | wins)
     grid = content.get("grid")
-    places = [{}] if grid is None else list(_places("grid", grid))
+    combinations = [{}] if grid is None else list(_combinations("grid", grid))
     arms = _arms(content.get("arms"))
-    _refuse_vast("grid, arms and seeds", len(places), len(arms), len(seeds))
+    _refuse_vast("grid, arms and seeds", len(combinations), len(arms), len(seeds))
     if tune is not None:
         pilots = (len(tune.candidates), len(tune.seeds))
-        _refuse_vast("tune", len(places), len(arms), *pilots)
+        _refuse_vast("tune", len(combinations), len(arms), *pilots)
     points = []
     for arm, own in arms.items():
         own = dict(own)
         script = own.pop("script", content.get("script"))
-        for place in places:
-            varying = {**place, **own}
-            _no_clash(fixed, place, tune, {**varying, **wins})
+        for combination in combinations:
+            varying = {**combination, **own}
+            _no_clash(fixed, combination, tune, {**varying, **wins})
             named = {**labels, "arm": arm} if arm else labels
             settings = {**fixed, **varying, **wins}
             varying = {name: settings[name] for name in varying}
@@ -361,23 +361,23 @@ def _tune(content: Any, seeds: Sequence[int]) -> Tune:
     pilots = _seeds("tune: seeds", tune["seeds"])
     if both := set(pilots) & set(seeds):
         raise ValueError(f"tune: seeds {sorted(both)} are also under seeds: pilots need others.")
-    candidates = tuple(_places("tune: grid", tune["grid"]))
+    candidates = tuple(_combinations("tune: grid", tune["grid"]))
     fixed = _settings("tune: fixed", tune.get("fixed") or {})
     return Tune(tune["metric"], tune["best"], pilots, candidates, fixed)
 
 
-def _places(where: str, content: Any) -> Iterator[Settings]:
+def _combinations(where: str, content: Any) -> Iterator[Settings]:
     """Every combination of a grid's values, in the file's order."""
     grid = _is_mapping(where, content)
     if not grid:
         raise ValueError(f"{where} is empty: list values under it, or leave the key out.")
     axes = [_axis(f"{where}: {name}", name, values) for name, values in grid.items()]
     _refuse_vast(where, *(len(axis) for axis in axes))
-    set_by = Counter(key for axis in axes for key in {key for place in axis for key in place})
+    set_by = Counter(key for axis in axes for key in {key for level in axis for key in level})
     if twice := {key for key, count in set_by.items() if count > 1}:
         raise ValueError(f"{where}: {min(twice)!r} is set by two axes: keep one.")
-    for places in itertools.product(*axes):
-        yield {key: value for place in places for key, value in place.items()}
+    for levels in itertools.product(*axes):
+        yield {key: value for level in levels for key, value in level.items()}
 
 
 def _refuse_vast(where: str, *counts: int) -> None:
@@ -392,8 +392,8 @@ def _refuse_vast(where: str, *counts: int) -> None:
 def _axis(where: str, name: str, values: Any) -> list[Settings]:
     if not isinstance(values, list) or not values:
         raise ValueError(f"{where} needs a list of values, got {values!r}.")
-    places = [value if isinstance(value, dict) else {name: value} for value in values]
-    return [_settings(where, place) for place in places]
+    levels = [value if isinstance(value, dict) else {name: value} for value in values]
+    return [_settings(where, level) for level in levels]
 
 
 def _seeds(where: str, values: Any) -> tuple[int, ...]:
@@ -411,8 +411,8 @@ def _settings(where: str, content: Any) -> Settings:
     return content
 
 
-def _no_clash(fixed: Settings, place: Settings, tune: Tune | None, given: Settings) -> None:
-    if both := set(fixed) & set(place):
+def _no_clash(fixed: Settings, combination: Settings, tune: Tune | None, given: Settings) -> None:
+    if both := set(fixed) & set(combination):
         raise ValueError(f"{min(both)!r} is under fixed and under grid: keep one.")
     tuned = {key for candidate in tune.candidates for key in candidate} if tune else set()
     if tune and (both := tuned & {*fixed, *given, *tune.fixed}):

@@ -1,4 +1,4 @@
-"""What pilot runs chose: per arm and place in the grid, on validation data, with other seeds."""
+"""What pilot runs chose, by arm and combination of the grid: on validation data, other seeds."""
 
 from __future__ import annotations
 
