@@ -9,54 +9,14 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 from offsphere.analysis.panels import Metric, Square, decimals_for
 from offsphere.estimate import Estimate
+from offsphere.run import safe_yaml
+from offsphere.share import WORDS
 
-SHARE = re.compile(
-    r"(probe|knn|zero_shot|majority|chance)(_.*)?|(i2t|t2i|mean)_r\d+|(ndcg|recall|mrr|top|acc)@?\d+"
-    r"|accuracy|mean_class_recall|answer_.*|exact_match|f1"
-)
-"""Metrics between 0 and 1 that are written in points."""
-NAMES = {
-    "probe": "linear probe accuracy",
-    "probe_raw": "linear probe accuracy, raw features",
-    "probe_embedding": "linear probe accuracy on embeddings",
-    "probe_embedding_raw": "linear probe accuracy on raw embeddings",
-    "knn": "kNN accuracy",
-    "knn_raw": "kNN accuracy, raw features",
-    "knn_embedding": "kNN accuracy on embeddings",
-    "nmi": "clustering NMI",
-    "ece": "calibration error (ECE)",
-    "mean_r1": "R@1, mean of both directions",
-    "spearman": "Spearman correlation",
-    "pearson": "Pearson correlation",
-    "mse": "squared error",
-    "cohens_d": "Cohen's d of norms, relevant minus others",
-    "hubness_skewness": "hubness (skewness)",
-    "modality_gap": "modality gap",
-    "rankme": "effective rank (RankMe)",
-    "loss": "loss",
-    "contrastive": "contrastive loss",
-    "negative_variance": "variance of negatives' similarities",
-    "negative_mean": "mean similarity of negatives",
-    "alignment": "alignment",
-    "uniformity": "uniformity",
-    "ood_auroc": "AUROC of unknown images",
-    "norm_auroc": "AUROC of the norm for right answers",
-}
-PATTERNS = (
-    (r"i2t_r(\d+)", r"image-to-text R@\1"),
-    (r"t2i_r(\d+)", r"text-to-image R@\1"),
-    (r"ndcg@?(\d+)", r"nDCG@\1"),
-    (r"mrr@?(\d+)", r"MRR@\1"),
-    (r"recall@?(\d+)", r"recall@\1"),
-    (r"zero_shot_(\w+)", r"zero-shot accuracy (\1)"),
-    (r"norm_(\w+)_mean", r"mean norm (\1)"),
-    (r"norm_(\w+)_cv", r"variation of norms (CV, \1)"),
-    (r"exponent_(\w+)", r"exponent (\1)"),
-)
 MOMENTS = {"train": "in training", "untrained": "untrained"}
 
 
@@ -77,17 +37,24 @@ class Words(NamedTuple):
         return f"{self.text} (%)" if self.scale != 1 else self.text
 
 
+@cache
+def _table() -> dict[str, Any]:
+    return safe_yaml.load(WORDS.read_text(encoding="utf-8"), WORDS)
+
+
 def words_of(metric: str) -> Words:
     """A column's name in words; one that is not known keeps its own words."""
+    table = _table()
     moment, *places, name = metric.split("/") if "/" in metric else ("", metric)
-    text = NAMES.get(name)
-    for pattern, said in PATTERNS if text is None else ():
+    text = table["names"].get(name)
+    for pattern, said in table["patterns"].items() if text is None else ():
         if re.fullmatch(pattern, name):
             text = re.sub(pattern, said, name)
             break
     about = [*places, MOMENTS.get(moment, "" if moment == "test" else moment)]
     whole = ", ".join([plain(text or name), *(plain(x) for x in about if x)])
-    return Words(whole, 100.0 if SHARE.fullmatch(name) else 1.0)
+    in_points = any(re.fullmatch(pattern, name) for pattern in table["points"])
+    return Words(whole, 100.0 if in_points else 1.0)
 
 
 def plain(text: str) -> str:
