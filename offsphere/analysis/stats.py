@@ -97,19 +97,6 @@ class TwoByTwo:
     """Effect of normalising left where right is normalised, minus where it is not."""
 
 
-@dataclass(frozen=True)
-class Equivalence:
-    """Two one-sided tests (TOST): is the mean inside (-margin, margin)?"""
-
-    margin: float
-    p: float
-    low: float
-    high: float
-    """The 1 - 2 alpha interval: inside the margins exactly when p <= alpha."""
-    equivalent: bool
-    alpha: float
-
-
 def contrast(conditions: Sequence[Float[Array, " seeds"]], weights: Sequence[float]) -> OverSeeds:
     """The weighted sum of conditions, seed by seed; a seed that lacks one of them is dropped."""
     stacked = np.stack(_equal_vectors(conditions))
@@ -170,13 +157,13 @@ def two_by_two(
     )
 
 
-def equivalence(difference: OverSeeds, margin: float, *, alpha: float = 0.05) -> Equivalence:
-    """TOST of a paired difference (or any contrast) against a margin fixed in advance."""
-    check_share("alpha", alpha)
+def equivalence_p(difference: OverSeeds, margin: float) -> float:
+    """p of the two one-sided tests (TOST) that a contrast lies inside (-margin, margin).
+
+    It is at most alpha exactly where the 1 - 2 alpha interval lies inside the margin.
+    """
     check_margin(margin)
-    p = max(difference.p_above(-margin), difference.p_below(margin))
-    low, high = difference.interval(1 - 2 * alpha)
-    return Equivalence(margin, p, low, high, p <= alpha, alpha)
+    return max(difference.p_above(-margin), difference.p_below(margin))
 
 
 def holm(p_values: Float[Array, " tests"] | Sequence[float]) -> Float[Array, " tests"]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from offsphere.analysis.power import MOST_SEEDS, POWER, fewest, inside_power, t_power
-from offsphere.analysis.stats import OverSeeds, check_margin, check_share, equivalence
+from offsphere.analysis.stats import OverSeeds, check_margin, check_share, equivalence_p
 
 Expectation = Literal["greater", "less", "equivalent", "not_greater"]
 EXPECTATIONS: tuple[Expectation, ...] = ("greater", "less", "equivalent", "not_greater")
@@ -60,7 +60,7 @@ def claim_p(measured: OverSeeds, expect: Expectation, margin: float | None) -> f
         raise ValueError(f"A claim that expects {expect!r} needs a margin.")
     check_margin(margin)
     if expect == "equivalent":
-        return equivalence(measured, margin).p
+        return equivalence_p(measured, margin)
     return measured.p_below(margin)
 
 
@@ -140,7 +140,7 @@ def _word(
         if yes:
             return "non-superior"
         return "shown beyond the margin" if low > margin else "not settled"
-    inside = margin is not None and equivalence(measured, margin, alpha=alpha).equivalent
+    inside = margin is not None and equivalence_p(measured, margin) <= alpha
     seen = yes
     if expect == "equivalent":
         inside, seen = yes, low > 0 or high < 0
