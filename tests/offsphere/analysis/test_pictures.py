@@ -25,7 +25,7 @@ from offsphere.run.config import where
 from offsphere.run.record import open_run
 from offsphere.run.scripts import Script
 from offsphere.study.plan import Run
-from offsphere.study.tables import write_all
+from offsphere.study.tables import write_rest, write_runs_of
 from theory.lab import LabSettings, run_lab
 
 DATE = "2026-01-02"
@@ -77,7 +77,8 @@ def train(out: Path, cell: str, seed: int) -> Run:
 @pytest.fixture
 def theory(tmp_path: Path) -> Path:
     folder = tmp_path / "results" / "theory"
-    write_all(folder, [draw_theory(tmp_path / "results")])
+    write_runs_of(folder, [draw_theory(tmp_path / "results")])
+    write_rest(folder)
     return folder
 
 
@@ -92,7 +93,8 @@ def without_run_folders(folder: Path) -> None:
 def test_the_page_needs_committed_files_only(theory):
     results = theory.parent
     trained = [train(results, cell, seed) for cell in ("cosine", "dot") for seed in (0, 1, 42)]
-    write_all(results / "cells_simclr", trained)
+    write_runs_of(results / "cells_simclr", trained)
+    write_rest(results / "cells_simclr")
     page = write_report(results=results, date=DATE, figures=False)
     before = page.read_text()
     for folder in (theory, results / "cells_simclr"):
@@ -134,7 +136,8 @@ def test_a_figure_that_is_drawn_anew_takes_the_place_of_the_old_one(theory):
 def test_only_where_nothing_is_compared_and_only_one_run(tmp_path):
     results = tmp_path / "results"
     runs = [draw_theory(results, seed=seed) for seed in (3, 1)]
-    write_all(results / "theory", runs)
+    write_runs_of(results / "theory", runs)
+    write_rest(results / "theory")
     table = runs_table(results / "theory")
     shown = drawings(results / "theory", table)
     assert [each.name for each in shown] == ["landing", "separation", "band"]
