@@ -21,7 +21,7 @@ from offsphere.dropin import ClipLoss
 from offsphere.names import CELLS, LOSSES
 from offsphere.objective import Objective
 from offsphere.training.doctor import LIMIT, gradients, on_ranks, worst_error
-from offsphere.training.loop import Method
+from offsphere.training.experiment import Method
 from offsphere.training.ranks import Ranks, Rows, Tensors, share, take
 from offsphere.training.settings import TrainSettings
 

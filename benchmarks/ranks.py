@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from offsphere.training.loop import Method
+from offsphere.training.experiment import Method
 from offsphere.training.microbatch import is_split, split_step
 from offsphere.training.ranks import Ranks, share, take
 from offsphere.training.settings import TrainSettings

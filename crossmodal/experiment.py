@@ -1,9 +1,8 @@
-"""One run of the image-text lane: data, towers, training, evaluation, record."""
+"""One run of the image-text lane: towers, their batches, and how they are measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
@@ -12,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from crossmodal.captions import Captioned, load_captions
+from crossmodal.captions import Captioned
 from crossmodal.evaluate import Evaluator, mean_recall
 from crossmodal.frozen import frozen_features
 from crossmodal.methods import Clip, Look, Pairs
 from crossmodal.settings import DIRECTIONS, MODELS, ClipSettings
-from crossmodal.stream import StreamedPairs, stream_pairs
-from offsphere.data.pictures import MEMORY_LIMIT
-from offsphere.data.shards import is_streamed
+from crossmodal.splits import load_splits
+from crossmodal.stream import StreamedPairs
+from offsphere.data.handed import Handed
 from offsphere.data.views import Views, sample_parameters
 from offsphere.encoders.clip import ClipTowers, clip_towers
 from offsphere.encoders.frozen import FrozenTower, frozen_tower
@@ -27,13 +26,9 @@ from offsphere.objective import Objective
 from offsphere.run.command import memory_need
 from offsphere.run.progress import say
 from offsphere.run.record import RunFolder
-from offsphere.training.ranks import Rows, own_rows, share
-from offsphere.training.run import (
-    Experiment,
-    eval_exponents,
-    objective_of,
-    train_run,
-)
+from offsphere.training.experiment import Experiment
+from offsphere.training.ranks import Rows, Tensors, share
+from offsphere.training.run import eval_exponents, objective_of
 from offsphere.training.settings import steps_of
 from offsphere.training.streams import batch_indices, stream, stream_seed
 
@@ -42,89 +37,6 @@ if TYPE_CHECKING:
 
 TOKENS_IN_MEMORY = 500_000
 """Up to this many captions are tokenised once; more are when they are drawn."""
-
-
-@dataclass(frozen=True)
-class Splits:
-    """The pairs of a run: training, what is measured, and what the measured ones are beside."""
-
-    train: Captioned | StreamedPairs
-    test: Captioned
-    distractors: Captioned | None = None
-    """Held-out pairs that match nothing in the test data."""
-    style: Captioned | None = None
-
-    def describe(self) -> dict[str, object]:
-        """Name, size and content hash of each, and how many samples were left out as damaged."""
-        named = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {
-            name: {"data": x.name, "size": len(x), "hash": x.fingerprint, "skipped": len(x.skipped)}
-            for name, x in named.items()
-            if x is not None
-        }
-
-    def told(self, measured: str, image_size: int) -> str:
-        """The data in one line; `measured` is the name of the split that is measured."""
-        train, test = self.train, self.test
-        skipped = sum(len(x.skipped) for x in (train, test))
-        left_out = f", {skipped:,} damaged ones left out" if skipped else ""
-        return (
-            f"Data: {train.name}: {len(train):,} images with captions to train on, {len(test):,} "
-            f"to measure on ({measured}), {image_size} x {image_size} pixels{left_out}."
-        )
-
-
-kept_captions = lru_cache(maxsize=4)(load_captions)
-"""`load_captions`, once per process: the workers of a study share what they have decoded."""
-
-
-def load_splits(settings: ClipSettings, image_size: int, *, frozen: bool) -> Splits:
-    """Everything a run reads; the test split is left alone when validation is measured."""
-
-    def load(data: str, split: str, limit: int | None = None) -> Captioned:
-        return kept_captions(
-            data,
-            split=split,
-            image_size=image_size,
-            on_bad_sample=settings.on_bad_sample,
-            limit=limit,
-            allow_pipe=settings.allow_pipe,
-            data_root=settings.data_root,
-            # A frozen tower sees each picture once: no need to keep the pixels.
-            memory_limit=0 if frozen else MEMORY_LIMIT,
-        )
-
-    kind, _, pattern = settings.data.partition(":")
-    streamed = kind == "wds" and is_streamed(pattern)
-    if streamed and settings.eval_split == "validation":
-        raise ValueError(
-            f"{settings.data} is read in order, so no validation part can be carved out of it: "
-            "give --data-test=... and --eval-split=test."
-        )
-    if streamed:
-        train = stream_pairs(
-            settings.data,
-            image_size=image_size,
-            batch_size=len(own_rows(settings.batch_size)),
-            seed=settings.seed,
-            workers=settings.workers,
-            train_samples=settings.train_samples,
-            on_bad_sample=settings.on_bad_sample,
-            allow_pipe=settings.allow_pipe,
-        )
-    else:
-        train = load(settings.data, "train", settings.limit)
-    validation = None if streamed else load(settings.data, "validation")
-    if settings.eval_split == "validation" and validation is not None:
-        test, validation = validation, None
-    elif settings.data_test is not None:
-        test = load(settings.data_test, "all")
-    else:
-        test = load(settings.data, "test")
-    style = None
-    if settings.data_style is not None:
-        style = load(settings.data_style, settings.eval_split)
-    return Splits(train, test, validation, style)
 
 
 class CaptionTokens:
@@ -268,48 +180,49 @@ def build_objective(settings: ClipSettings, population: int) -> Objective:
     )
 
 
-def train(settings: ClipSettings, script: str) -> dict[str, object]:
-    """The metrics of a run, trained now or already finished."""
-    towers = cache(lambda: build_towers(settings))
-    splits = cache(
-        lambda: load_splits(settings, towers().image_size, frozen=settings.image_tower is not None)
-    )
+class ClipExperiment(Experiment):
+    """A pair of towers for pictures and captions: retrieval both ways, zero-shot classes."""
 
-    def describe() -> dict[str, object]:
-        say(splits().told(settings.eval_split, towers().image_size))
-        return splits().describe()
+    method: Clip
+    held_out: Captioned | None
 
-    def experiment(_folder: RunFolder) -> Experiment:
-        data = splits().train
-        population = len(data)
-        steps_of(settings, population)
-        look = random_look(towers(), settings)
-        method = Clip(towers(), build_objective(settings, population), look, settings)
-        evaluator = Evaluator(settings, splits().test, splits().distractors, splits().style)
+    def __init__(self, settings: ClipSettings, folder: RunFolder, handed: Handed | None) -> None:
+        self.settings, self.towers = settings, build_towers(settings)
+        frozen = settings.image_tower is not None
+        self.splits = load_splits(settings, self.towers.image_size, handed, frozen=frozen)
+        self.population = len(self.splits.train)
         on_validation = settings.eval_split == "validation"
-        held_out = splits().test if on_validation else splits().distractors
+        self.held_out = self.splits.test if on_validation else self.splits.distractors
 
-        def evaluate() -> dict[str, float]:
-            return evaluator(method.towers, eval_exponents(settings, method.objective))
+    def describe(self) -> dict[str, object]:
+        return self.splits.describe()
 
-        def validate() -> float:
-            assert held_out is not None
-            return mean_recall(towers(), held_out, eval_exponents(settings, method.objective))
-
-        def files() -> dict[str, dict[str, Tensor]]:
-            kept = {
-                "examples.safetensors": evaluator.outcomes,
-                "towers.safetensors": method.towers.state_dict(),
-            }
-            if settings.save_embeddings and evaluator.embedded is not None:
-                kept["embeddings.safetensors"] = evaluator.embedded._asdict()
-            return kept
-
+    def build(self) -> None:
+        settings, towers, data = self.settings, self.towers, self.splits.train
+        say(self.splits.told(settings.eval_split, towers.image_size))
+        steps_of(settings, self.population)
+        objective = build_objective(settings, self.population)
+        self.method = Clip(towers, objective, random_look(towers, settings), settings)
+        splits = self.splits
+        self.evaluator = Evaluator(settings, splits.test, splits.distractors, splits.style)
         if isinstance(data, StreamedPairs):
-            batches = StreamedBatches(data, towers())
+            self.batches = StreamedBatches(data, towers)
         else:
-            batches = TrainingBatches(data, towers(), settings)
-        chooses = None if held_out is None else validate
-        return Experiment(method, batches, population, evaluate, files, chooses)
+            self.batches = TrainingBatches(data, towers, settings)
 
-    return train_run(settings, script, describe, experiment)
+    def evaluate(self) -> dict[str, float]:
+        return self.evaluator(self.towers, eval_exponents(self.settings, self.method.objective))
+
+    def validate(self) -> float:
+        assert self.held_out is not None
+        exponents = eval_exponents(self.settings, self.method.objective)
+        return mean_recall(self.towers, self.held_out, exponents)
+
+    def files(self) -> dict[str, Tensors]:
+        kept = {
+            "examples.safetensors": self.evaluator.outcomes,
+            "towers.safetensors": self.towers.state_dict(),
+        }
+        if self.settings.save_embeddings and self.evaluator.embedded is not None:
+            kept["embeddings.safetensors"] = self.evaluator.embedded._asdict()
+        return kept

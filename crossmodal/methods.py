@@ -12,7 +12,7 @@ from offsphere.encoders.clip import ClipTowers
 from offsphere.evaluation.geometry import log_norm_cosine_correlation, modality_gap
 from offsphere.interventions import penalised
 from offsphere.objective import Objective
-from offsphere.training.loop import Method, Step
+from offsphere.training.experiment import Method, Step
 from offsphere.training.ranks import Rows, Tensors
 
 

@@ -1,10 +1,12 @@
 """The `offsphere` command: what it knows, and how it answers."""
 
 import dataclasses
+import json
 
 import pytest
 
 from offsphere import cli
+from offsphere.share import TASKS
 
 
 def test_every_command_is_listed_and_explains_itself(capsys):
@@ -48,3 +50,12 @@ def test_every_script_of_a_study_has_settings_with_a_seed_and_a_run(name):
         field.name for field in dataclasses.fields(script.config_class)
     }
     assert callable(script.run)
+
+
+def test_every_training_script_declares_its_task_and_old_plans_read_the_same():
+    """Plans that were written before tasks were recorded are read with share/tasks.json."""
+    scripts = {name: make() for name, make in cli.SCRIPTS.items()}
+    declared = {name: dataclasses.asdict(x.task) for name, x in scripts.items() if x.task}
+    assert {name for name, x in scripts.items() if x.make} <= set(declared)
+    written = json.loads(TASKS.read_text())
+    assert written == json.loads(json.dumps(declared))

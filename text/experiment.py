@@ -1,29 +1,32 @@
-"""One run of the text lane: data, encoder, method, training, evaluation, record."""
+"""One run of the text lane: collections or sentence pairs, encoders, and how they are measured."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from offsphere.data.handed import Handed, refuse_named
 from offsphere.objective import Objective
 from offsphere.run.progress import say
 from offsphere.run.record import RunFolder
 from offsphere.training.checkpoint import load_checkpoint
-from offsphere.training.run import Experiment, eval_exponents, objective_of, train_run
+from offsphere.training.experiment import Experiment
+from offsphere.training.ranks import Tensors
+from offsphere.training.run import eval_exponents, objective_of
 from offsphere.training.settings import steps_of
 from text.evaluate import Collected, RetrievalEvaluator, SentenceEvaluator, mean_ndcg
 from text.inputs import Inputs, Rows, device_of
 from text.lexical import bm25
 from text.methods import DualEncoder, PairRegression, make_towers, pair_scores
 from text.pairs import PairBatches, Stage, Task, make_task, title_task, without_relevant
-from text.passages import Collection, load_collection
+from text.passages import Collection, load_collection, of_pairs
 from text.reader import Reader, load_reader
-from text.sentences import SentenceBatches, SentencePairs, load_sentences
+from text.sentences import SentenceBatches, SentencePairs, columns, load_sentences
 from text.settings import (
     RetrievalSettings,
     StsSettings,
@@ -38,37 +41,50 @@ NEAR = 100
 """BM25's best documents from which hard negatives are drawn."""
 
 
-def train_retrieval(settings: RetrievalSettings) -> dict[str, object]:
-    """The metrics of a dual encoder, trained now or already finished."""
+class RetrievalExperiment(Experiment):
+    """A dual encoder of queries and documents: nDCG, recall, norms, also out of domain."""
 
-    @cache
-    def collections() -> list[Collection]:
-        names = (settings.data, *settings.eval_data)
-        return [
-            kept_collection(x, on_bad_sample=settings.on_bad_sample, data_root=settings.data_root)
-            for x in names
-        ]
+    method: DualEncoder
+    held_out: Collected | None = None
 
-    def describe() -> dict[str, object]:
-        own, *others = (collection.describe() for collection in collections())
+    def __init__(
+        self, settings: RetrievalSettings, folder: RunFolder, handed: Handed | None
+    ) -> None:
+        self.settings, self.folder, self.handed = settings, folder, handed
+        self.own = self._collection(settings.data) if handed is None else _handed_pairs(handed)
+        self.others = [self._collection(name) for name in settings.eval_data]
+
+    def _collection(self, name: str) -> Collection:
+        refuse_named(name)
+        settings = self.settings
+        return kept_collection(
+            name, on_bad_sample=settings.on_bad_sample, data_root=settings.data_root
+        )
+
+    def describe(self) -> dict[str, object]:
+        own = self.own.describe()
+        if self.handed is not None:
+            own["hash"] = self.handed.fingerprint
+        others = [collection.describe() for collection in self.others]
         return {"train": own, **({"eval": others} if others else {})}
 
-    def build(folder: RunFolder) -> Experiment:
+    def build(self) -> None:
+        settings, own = self.settings, self.own
         say(encoder_line(settings))
-        own, *others = collections()
         task = make_task(own, settings.task, settings.eval_split)
-        population = len(task.train)
+        self.population = len(task.train)
         say(
-            f"Data: {own.name}: {len(task.documents):,} documents, {population:,} queries to train "
-            f"on, {len(task.measured):,} to measure on ({settings.eval_split})."
+            f"Data: {own.name}: {len(task.documents):,} documents, {self.population:,} queries to "
+            f"train on, {len(task.measured):,} to measure on ({settings.eval_split})."
         )
-        total = steps_of(settings, population)
-        inputs = Inputs(settings)
+        total = steps_of(settings, self.population)
+        self.inputs = inputs = Inputs(settings)
         towers = make_towers(inputs.trained, settings)
-        objective = objective_of(settings, "info_nce", population, direction=settings.direction)
-        method = DualEncoder(towers, objective, settings)
+        direction = settings.direction
+        objective = objective_of(settings, "info_nce", self.population, direction=direction)
+        self.method = DualEncoder(towers, objective, settings)
         collected = [_collected("", task, inputs, settings)]
-        for other in others:
+        for other in self.others:
             kind = "halves" if settings.task == "halves" else "query"
             measured = make_task(other, kind, settings.eval_split, trained=False)
             part = _collected(other.name, measured, inputs, settings)
@@ -77,38 +93,40 @@ def train_retrieval(settings: RetrievalSettings) -> dict[str, object]:
         main = _stage(task, collected[0].documents, inputs, settings)
         unseen = set(task.test) if settings.task == "halves" else set[int]()
         stages = _stages(own, unseen, main, total, inputs, settings)
-        batches = PairBatches(stages, settings, inputs.trim)
+        self.batches = PairBatches(stages, settings, inputs.trim)
         plain = PairBatches([(0, main)], settings, inputs.trim)
-        fresh = load_checkpoint(folder.checkpoint) is None
+        fresh = load_checkpoint(self.folder.checkpoint) is None
         reader = _reader([x.task for x in collected], settings)
-        evaluator = RetrievalEvaluator(
-            collected, plain, inputs.encode, folder, fresh, reader, settings.reader_passages,
+        self.evaluator = RetrievalEvaluator(
+            collected, plain, inputs.encode, self.folder, fresh, reader, settings.reader_passages,
             settings.similarities,
         )  # fmt: skip
-
-        def evaluate() -> dict[str, float]:
-            return evaluator(method, eval_exponents(settings, objective))
-
-        held_out = None
         if settings.keep == "best":
-            held_out = _collected("", _validation(own, task, settings), inputs, settings)
+            self.held_out = _collected("", _validation(own, task, settings), inputs, settings)
 
-        def validate() -> float:
-            assert held_out is not None
-            return mean_ndcg(held_out, method, inputs.encode, eval_exponents(settings, objective))
+    def evaluate(self) -> dict[str, float]:
+        return self.evaluator(self.method, eval_exponents(self.settings, self.method.objective))
 
-        def files() -> dict[str, dict[str, Tensor]]:
-            kept = {
-                "examples.safetensors": evaluator.outcomes,
-                "encoder.safetensors": towers.state_dict(),
-            }
-            if settings.save_embeddings:
-                kept["embeddings.safetensors"] = evaluator.embeddings
-            return kept
+    def validate(self) -> float:
+        assert self.held_out is not None
+        exponents = eval_exponents(self.settings, self.method.objective)
+        return mean_ndcg(self.held_out, self.method, self.inputs.encode, exponents)
 
-        return Experiment(method, batches, population, evaluate, files, validate)
+    def files(self) -> dict[str, Tensors]:
+        kept = {
+            "examples.safetensors": self.evaluator.outcomes,
+            "encoder.safetensors": self.method.towers.state_dict(),
+        }
+        if self.settings.save_embeddings:
+            kept["embeddings.safetensors"] = self.evaluator.embeddings
+        return kept
 
-    return train_run(settings, "train_retrieval", describe, build)
+
+def _handed_pairs(handed: Handed) -> Collection:
+    """The collection of pairs of strings that were handed in."""
+    splits = {"train": handed.train, "validation": handed.validation, "test": handed.test}
+    given = {split: pairs for split, pairs in splits.items() if pairs is not None}
+    return of_pairs(f"handed:{handed.name}", given)
 
 
 def _validation(collection: Collection, task: Task, settings: RetrievalSettings) -> Task:
@@ -212,71 +230,86 @@ def _check_names(names: list[str]) -> None:
         )
 
 
-def train_sts(settings: StsSettings) -> dict[str, object]:
-    """The metrics of a regression on sentence pairs, trained now or already finished."""
+class SentenceExperiment(Experiment):
+    """A regression on the similarity of two sentences: Spearman's correlation."""
 
-    @cache
-    def pairs() -> dict[str, SentencePairs]:
-        return kept_sentences(settings.data, settings.nli, settings.eval_split, settings.data_root)
+    method: PairRegression
+    held_out: SentenceEvaluator | None = None
 
-    def describe() -> dict[str, object]:
-        return {name: x.describe() for name, x in pairs().items()}
+    def __init__(self, settings: StsSettings, folder: RunFolder, handed: Handed | None) -> None:
+        self.settings, self.handed = settings, handed
+        self.train, self.test = self._pairs("train"), self._pairs(settings.eval_split)
+        self.population = len(self.train.score)
 
-    def build(folder: RunFolder) -> Experiment:
+    def _pairs(self, split: str) -> SentencePairs:
+        """One split; as many as are asked for are read once per process."""
+        s, handed = self.settings, self.handed
+        if handed is not None:
+            content = handed.train if split == "train" else handed.measured(split)
+            return columns(f"handed:{handed.name} {split}", list(content))
+        refuse_named(s.data)
+        measured = s.eval_split if split == "train" else split
+        found = kept_sentences(s.data, s.nli, measured, s.data_root)
+        return found["train" if split == "train" else "test"]
+
+    def describe(self) -> dict[str, object]:
+        hashed = {} if self.handed is None else {"hash": self.handed.fingerprint}
+        both = {"train": self.train, "test": self.test}
+        return {name: pairs.describe() | hashed for name, pairs in both.items()}
+
+    def build(self) -> None:
+        settings, train = self.settings, self.train
         say(encoder_line(settings))
-        train, test = pairs()["train"], pairs()["test"]
         say(
-            f"Data: {settings.data}: {len(train.score):,} pairs of sentences to train on, "
-            f"{len(test.score):,} to measure on ({settings.eval_split})."
+            f"Data: {settings.data}: {self.population:,} pairs of sentences to train on, "
+            f"{len(self.test.score):,} to measure on ({settings.eval_split})."
         )
-        steps_of(settings, len(train.score))
-        inputs = Inputs(settings)
+        steps_of(settings, self.population)
+        self.inputs = inputs = Inputs(settings)
         towers = make_towers(inputs.trained, settings)
         learnable, value = parse_score_scale(settings.score_scale)
         objective = Objective(
             settings.cell,
             "info_nce",
-            population=len(train.score),
+            population=self.population,
             temperature=1.0 if learnable else 1 / (value or 1.0),
             learnable_temperature=learnable,
             scale="fixed",
         )
-        method = PairRegression(towers, objective, settings)
-        prefix = "query: " if settings.encoder == "e5-small" else ""
-        batches = SentenceBatches(
-            inputs(train.left, prefix), inputs(train.right, prefix), train.score, settings,
-            inputs.trim,
-        )  # fmt: skip
+        self.method = PairRegression(towers, objective, settings)
+        sides = self._sides(train)
+        self.batches = SentenceBatches(*sides, train.score, settings, inputs.trim)
         if learnable:
-            scale = value or _least_squares_scale(method, batches[0])
+            scale = value or _least_squares_scale(self.method, self.batches[0])
             with torch.no_grad():
                 objective.log_scale.fill_(math.log(scale))
-        sides = inputs(test.left, prefix), inputs(test.right, prefix)
-        evaluator = SentenceEvaluator(*sides, test.score, inputs.encode)
+        self.evaluator = self._evaluator(self.test)
+        if settings.keep == "best" and self._can_validate():
+            self.held_out = self._evaluator(self._pairs("validation"))
 
-        def evaluate() -> dict[str, float]:
-            return evaluator(method, eval_exponents(settings, objective))
+    def _can_validate(self) -> bool:
+        return self.handed is None or self.handed.validation is not None
 
-        held_out = None
-        if settings.keep == "best":
-            name, nli, root = settings.data, settings.nli, settings.data_root
-            dev = kept_sentences(name, nli, "validation", root)["test"]
-            sides = inputs(dev.left, prefix), inputs(dev.right, prefix)
-            held_out = SentenceEvaluator(*sides, dev.score, inputs.encode)
+    def _sides(self, pairs: SentencePairs) -> tuple[Rows, Rows]:
+        prefix = "query: " if self.settings.encoder == "e5-small" else ""
+        return self.inputs(pairs.left, prefix), self.inputs(pairs.right, prefix)
 
-        def validate() -> float:
-            assert held_out is not None
-            return held_out(method, eval_exponents(settings, objective))["test/spearman"]
+    def _evaluator(self, pairs: SentencePairs) -> SentenceEvaluator:
+        return SentenceEvaluator(*self._sides(pairs), pairs.score, self.inputs.encode)
 
-        def files() -> dict[str, dict[str, Tensor]]:
-            return {
-                "examples.safetensors": evaluator.outcomes,
-                "encoder.safetensors": towers.state_dict(),
-            }
+    def evaluate(self) -> dict[str, float]:
+        return self.evaluator(self.method, eval_exponents(self.settings, self.method.objective))
 
-        return Experiment(method, batches, len(train.score), evaluate, files, validate)
+    def validate(self) -> float:
+        assert self.held_out is not None
+        exponents = eval_exponents(self.settings, self.method.objective)
+        return self.held_out(self.method, exponents)["test/spearman"]
 
-    return train_run(settings, "train_sts", describe, build)
+    def files(self) -> dict[str, Tensors]:
+        return {
+            "examples.safetensors": self.evaluator.outcomes,
+            "encoder.safetensors": self.method.towers.state_dict(),
+        }
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from offsphere.encoders.layers import TopLayers
 from offsphere.encoders.text import TextEncoder
 from offsphere.interventions import penalised
 from offsphere.objective import Objective
-from offsphere.training.loop import Method, Step
+from offsphere.training.experiment import Method, Step
 from offsphere.training.ranks import Rows, Tensors
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -107,6 +107,29 @@ def load_collection(
         return captions_folder(Path(rest).expanduser(), on_bad_sample=on_bad_sample)
     forms = ("docstrings", "docstrings:PACKAGE", "package:NAME", *NAMED)
     raise unknown("data", data, (*forms, "beir:FOLDER", "captions:FOLDER"))
+
+
+def of_pairs(name: str, splits: dict[str, Iterable[tuple[str, str]]]) -> Collection:
+    """The collection of (query, document) pairs; equal strings are one query or one document.
+
+    Every pair of a split is relevant there, and no other: a query may have several documents.
+    """
+    queries: dict[str, int] = {}
+    documents: dict[str, int] = {}
+    relevant: dict[str, Grades] = {}
+    for split, pairs in splits.items():
+        for query, document in pairs:
+            if not (query.strip() and document.strip()):
+                raise ValueError(f"{name} has an empty string in a pair of its {split} split.")
+            number = queries.setdefault(query, len(queries))
+            grades = relevant.setdefault(split, {}).setdefault(number, {})
+            grades[documents.setdefault(document, len(documents))] = 1
+    return Collection(
+        name,
+        tuple(Document(f"d{number}", "", x) for x, number in documents.items()),
+        tuple(Query(f"q{number}", x) for x, number in queries.items()),
+        relevant,
+    )
 
 
 @cache

@@ -92,12 +92,13 @@ def load_sentences(
     train = read("train") + ([] if nli is None else list(_nli_pairs(Path(nli).expanduser())))
     name = data if nli is None else f"{data} and AllNLI"
     return {
-        "train": _columns(f"{Path(name).name} train", train),
-        "test": _columns(f"{Path(data).name} {eval_split}", read(eval_split)),
+        "train": columns(f"{Path(name).name} train", train),
+        "test": columns(f"{Path(data).name} {eval_split}", read(eval_split)),
     }
 
 
-def _columns(name: str, pairs: list[Pair]) -> SentencePairs:
+def columns(name: str, pairs: list[Pair]) -> SentencePairs:
+    """Pairs, each with its score, side by side."""
     left, right, score = (list(column) for column in zip(*pairs, strict=True))
     return SentencePairs(name, left, right, torch.tensor(score, dtype=torch.float32))
 

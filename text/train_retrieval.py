@@ -12,17 +12,63 @@ The same command goes on with a run that was cut, and says so if it is finished.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from offsphere.run.scripts import Role, Task
 from offsphere.training.script import main
 from text.settings import RETRIEVAL_COLUMNS, RetrievalSettings
 
+if TYPE_CHECKING:
+    from offsphere.data.handed import Handed
+    from offsphere.run.record import RunFolder
+    from text.experiment import RetrievalExperiment
+
+SIDES = {
+    "captions": (
+        "Two captions of a picture",
+        "symmetric",
+        "Left and right are captions of the same picture; left is the query in scoring.",
+    ),
+    "halves": (
+        "Two halves of a document",
+        "symmetric",
+        "Left and right are halves of the same documents; left is the query in scoring.",
+    ),
+    "query": (
+        "Query and document",
+        "asymmetric",
+        "Left is the query, right the document it finds.",
+    ),
+}
+STARTS = {"scratch": ", from scratch", "static": ", static vectors", None: ""}
+TASK = Task(
+    "test/ndcg10",
+    tuple(
+        Role(
+            f"{name}{start}",
+            kind,
+            sides,
+            when={"task": task} | ({"encoder": encoder} if encoder else {}),
+        )
+        for task, (name, kind, sides) in SIDES.items()
+        for encoder, start in STARTS.items()
+    ),
+)
 Config = RetrievalSettings
 
 
-def run(config: Config) -> dict[str, object]:
-    """Train one dual encoder and return its metrics."""
-    from text.experiment import train_retrieval
+def make(config: Config, folder: RunFolder, data: Handed | None = None) -> RetrievalExperiment:
+    """What a run trains and measures."""
+    from text.experiment import RetrievalExperiment
 
-    return train_retrieval(config)
+    return RetrievalExperiment(config, folder, data)
+
+
+def run(config: Config, data: Handed | None = None) -> dict[str, object]:
+    """Train one dual encoder and return its metrics; `data` stand in for what --data names."""
+    from offsphere.training.run import train_run
+
+    return train_run(config, "train_retrieval", make, data)
 
 
 if __name__ == "__main__":

@@ -9,17 +9,42 @@ The same command goes on with a run that was cut, and says so if it is finished.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from offsphere.run.scripts import Role, Task
 from offsphere.training.script import main
 from text.settings import STS_COLUMNS, StsSettings
 
+if TYPE_CHECKING:
+    from offsphere.data.handed import Handed
+    from offsphere.run.record import RunFolder
+    from text.experiment import SentenceExperiment
+
+TASK = Task(
+    "test/spearman",
+    (
+        Role(
+            "Two sentences, graded similarity",
+            "symmetric",
+            "Left and right are the two sentences of a pair; neither is a query.",
+        ),
+    ),
+)
 Config = StsSettings
 
 
-def run(config: Config) -> dict[str, object]:
-    """Train one regression and return its metrics."""
-    from text.experiment import train_sts
+def make(config: Config, folder: RunFolder, data: Handed | None = None) -> SentenceExperiment:
+    """What a run trains and measures."""
+    from text.experiment import SentenceExperiment
 
-    return train_sts(config)
+    return SentenceExperiment(config, folder, data)
+
+
+def run(config: Config, data: Handed | None = None) -> dict[str, object]:
+    """Train one regression and return its metrics; `data` stand in for what --data names."""
+    from offsphere.training.run import train_run
+
+    return train_run(config, "train_sts", make, data)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from offsphere.run.scripts import Role, Task
 from theory.lab import main, run_lab
 from theory.planted_settings import VERDICT_CELL, Config
 
@@ -31,6 +32,14 @@ if TYPE_CHECKING:
     from theory.planted_world import Corpus, Encoders
 
 Metrics = dict[str, float | str]
+SIDES = "Left is the query, right the candidates."
+TASK = Task(
+    "planted/detected",
+    tuple(
+        Role(f"Planted, {kind}", kind, SIDES, when={"task": kind})
+        for kind in ("asymmetric", "symmetric")
+    ),
+)
 
 ALPHA = 0.001
 """Level of the verdict's one-sided test: strict, because a control that cries wolf is useless."""

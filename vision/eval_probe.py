@@ -143,7 +143,7 @@ def run(config: Config) -> dict[str, Any]:
     from offsphere.training.ranks import choose_device
     from offsphere.training.run import save_tensors
     from vision.evaluate import Evaluator
-    from vision.experiment import load_splits
+    from vision.splits import load_splits
 
     subject = from_backbone(config) if config.run is None else from_run(config, Path(config.run))
     torch.set_num_threads(subject.settings.threads)

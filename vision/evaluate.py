@@ -22,12 +22,12 @@ from offsphere.evaluation.knn import KnnResult, knn
 from offsphere.evaluation.linear_probe import ProbeResult, linear_probe, sgd_probe
 from offsphere.run.progress import track
 from offsphere.variance import negative_statistics
+from vision.images import Images
+from vision.splits import Splits, is_labelled
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from vision.experiment import Splits
-    from vision.images import Images
     from vision.settings import VisionSettings
 
 CHUNK = 512
@@ -142,14 +142,17 @@ class Evaluator:
         return metrics
 
 
-def validation_knn(encoder: ImageEncoder, splits: Splits, settings: VisionSettings) -> float:
+def validation_knn(
+    encoder: ImageEncoder,
+    train: Images,
+    held_out: Images,
+    settings: VisionSettings,
+) -> float:
     """Accuracy of cosine neighbours among backbone features, on validation images."""
-    held_out = splits.test if settings.eval_split == "validation" else splits.validation
-    assert held_out is not None
-    train = extract(encoder, splits.train, settings.workers).backbone
+    seen = extract(encoder, train, settings.workers).backbone
     found = extract(encoder, held_out, settings.workers).backbone
-    k = min(settings.knn_k, len(train))
-    return knn(train, splits.train.labels, found, held_out.labels, k=k).accuracy
+    k = min(settings.knn_k, len(seen))
+    return knn(seen, train.labels, found, held_out.labels, k=k).accuracy
 
 
 def solve_probe(
@@ -168,11 +171,6 @@ def solve_probe(
 def polar(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d+1"]:
     """Direction and norm, [x/|x|; |x|]: a probe can use the one without paying for the other."""
     return torch.cat([unit(x), x.norm(dim=1, keepdim=True)], 1)
-
-
-def is_labelled(images: Images) -> bool:
-    """Whether there is anything to classify: two classes at least."""
-    return len(images.labels.unique()) > 1
 
 
 def _geometry(test: Features) -> dict[str, float]:

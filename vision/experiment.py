@@ -1,122 +1,34 @@
-"""One run of the vision lane: data, method, training, evaluation, record."""
+"""One run of the vision lane: what is trained on a script's images, and how it is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from functools import cache, lru_cache
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from offsphere.data.handed import Handed
 from offsphere.data.views import Views, sample_parameters
 from offsphere.encoders.images import ImageEncoder, image_encoder
 from offsphere.interventions import cut_initialisation
 from offsphere.run.progress import say
 from offsphere.run.record import RunFolder
-from offsphere.training.ranks import Rows, share
-from offsphere.training.run import Experiment, eval_exponents, train_run
+from offsphere.training.experiment import Experiment
+from offsphere.training.ranks import Rows, Tensors, share
+from offsphere.training.run import eval_exponents
 from offsphere.training.settings import steps_of
 from offsphere.training.streams import batch_indices, stream, stream_seed
-from vision.evaluate import Evaluator, is_labelled, validation_knn
-from vision.images import Images, load_images
+from vision.evaluate import Evaluator, validation_knn
+from vision.images import Images
 from vision.methods import MoCo, SimCLR, TwoViews
 from vision.settings import VisionSettings
+from vision.splits import is_labelled, load_splits
 from vision.views import LightlyViews, gallery, lightly_views
-
-
-@dataclass(frozen=True)
-class Splits:
-    """The images of a run: training, what is measured, and what calibrates a confidence."""
-
-    train: Images
-    test: Images
-    validation: Images | None = None
-    ood: Images | None = None
-
-    def describe(self) -> dict[str, object]:
-        """Name, size and content hash of each, and how many samples were left out as damaged."""
-        named = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {
-            name: {"data": x.name, "size": len(x), "hash": x.fingerprint, "skipped": len(x.skipped)}
-            for name, x in named.items()
-            if x is not None
-        }
-
-    def told(self, measured: str) -> str:
-        """The data in one line; `measured` is the name of the split that is measured."""
-        train, test = self.train, self.test
-        classes = f"{len(train.classes):,} classes" if is_labelled(train) else "without classes"
-        skipped = sum(len(x.skipped) for x in (train, test))
-        left_out = f", {skipped:,} damaged ones left out" if skipped else ""
-        return (
-            f"Data: {train.name}: {len(train):,} images to train on, {len(test):,} to measure on "
-            f"({measured}), {classes}, {train.image_size} x {train.image_size} pixels{left_out}."
-        )
-
 
 LARGE = 48
 """Pictures up to so many pixels may be shrunk without a word."""
-kept_images = lru_cache(maxsize=4)(load_images)
-"""`load_images`, once per process: the workers of a study share what they have decoded."""
-
-
-def load_splits(settings: VisionSettings) -> Splits:
-    """Everything a run reads; the test split is left alone when validation is measured."""
-
-    def load(data: str, split: str, limit: int | None = None) -> Images:
-        return kept_images(
-            data,
-            split=split,
-            image_size=settings.image_size,
-            download=settings.download,
-            root=None if settings.root is None else Path(settings.root),
-            data_root=settings.data_root,
-            on_bad_sample=settings.on_bad_sample,
-            limit=limit,
-        )
-
-    train = load(settings.data, "train", settings.limit)
-    validation = load(settings.data, "validation")
-    if settings.eval_split == "validation":
-        test, validation = validation, None
-    elif settings.data_test is not None:
-        test = load(settings.data_test, "all")
-    else:
-        test = load(settings.data, "test")
-    check_same_classes(train, test)
-    ood = None if settings.data_ood is None else load(settings.data_ood, "all")
-    return Splits(train, test, validation, ood)
-
-
-def check_same_classes(train: Images, test: Images) -> None:
-    """Refuse test data whose labels stand for other classes than those of the training data."""
-    if len(test.classes) != len(train.classes):
-        raise ValueError(
-            f"{train.name} has {len(train.classes)} classes and {test.name} {len(test.classes)}: "
-            "training and test data must share their classes."
-        )
-    if not (has_names(train.classes) and has_names(test.classes)):
-        return
-    for label, (ours, theirs) in enumerate(zip(train.classes, test.classes, strict=True)):
-        if plain_name(ours) != plain_name(theirs):
-            raise ValueError(
-                f"Class {label} is {ours!r} in {train.name} and {theirs!r} in {test.name}: "
-                "training and test data must share their classes, in one order. Give --data-test "
-                "with the classes of --data."
-            )
-
-
-def has_names(classes: Sequence[str]) -> bool:
-    """Whether classes have names of their own, not just their numbers as in shards without any."""
-    return any(name != str(label) for label, name in enumerate(classes))
-
-
-def plain_name(name: str) -> str:
-    """A class name without what data sets spell differently: Aquarium_Fish, aquarium fish."""
-    return name.casefold().replace("_", " ")
 
 
 def make_views(settings: VisionSettings) -> Views | LightlyViews:
@@ -194,49 +106,61 @@ def build_encoder(settings: VisionSettings, *, load_pretrained: bool = True) -> 
     return encoder
 
 
-def train(
-    settings: VisionSettings, script: str, build: Callable[[int], SimCLR | MoCo]
-) -> dict[str, object]:
-    """The metrics of the method that `build(population)` makes, trained or already finished."""
-    splits = cache(lambda: load_splits(settings))
+class VisionExperiment(Experiment):
+    """An encoder of images: the script's method, its augmented batches, kNN and probes."""
 
-    def describe() -> dict[str, object]:
-        say(splits().told(settings.eval_split))
-        if not is_labelled(splits().train):
+    method: SimCLR | MoCo
+    held_out: Images | None
+
+    def __init__(
+        self,
+        settings: VisionSettings,
+        folder: RunFolder,
+        handed: Handed | None,
+        make_method: Callable[[Any, int], SimCLR | MoCo],
+    ) -> None:
+        """`make_method` makes the script's method from its settings and the number of images."""
+        self.settings, self.folder, self.make_method = settings, folder, make_method
+        self.splits = load_splits(settings, handed)
+        self.population = len(self.splits.train)
+        self.held_out = self.splits.held_out(settings.eval_split)
+
+    def describe(self) -> dict[str, object]:
+        return self.splits.describe()
+
+    def build(self) -> None:
+        settings, images = self.settings, self.splits.train
+        say(self.splits.told(settings.eval_split))
+        if not is_labelled(images):
             say("Norms, rank and variance are measured; kNN, probes and NMI need two classes.")
-        native = splits().train.native
-        if native is not None and native > max(LARGE, settings.image_size):
+        if images.native is not None and images.native > max(LARGE, settings.image_size):
             say(
-                f"The pictures (the first is {native} pixels wide or high) are shrunk to "
-                f"{settings.image_size}: --image-size={min(native, 64)} keeps more, at a cost."
+                f"The pictures (the first is {images.native} pixels wide or high) are shrunk to "
+                f"{settings.image_size}: --image-size={min(images.native, 64)} keeps more, at a "
+                "cost."
             )
-        return splits().describe()
-
-    def experiment(folder: RunFolder) -> Experiment:
         if settings.save_views:
-            some = splits().train.batch(torch.arange(min(8, len(splits().train))))
-            gallery(some, make_views(settings), folder.path / "views.png", stream(0, "gallery"))
-        population = len(splits().train)
-        steps_of(settings, population)
-        method = build(population)
-        evaluator = Evaluator(splits(), settings)
+            some = images.batch(torch.arange(min(8, len(images))))
+            path = self.folder.path / "views.png"
+            gallery(some, make_views(settings), path, stream(0, "gallery"))
+        steps_of(settings, self.population)
+        self.method = self.make_method(settings, self.population)
+        self.batches = TrainingBatches(images, settings)
+        self.evaluator = Evaluator(self.splits, settings)
 
-        def evaluate() -> dict[str, float]:
-            return evaluator(method.encoder, eval_exponents(settings, method.objective))
+    def evaluate(self) -> dict[str, float]:
+        exponents = eval_exponents(self.settings, self.method.objective)
+        return self.evaluator(self.method.encoder, exponents)
 
-        def validate() -> float:
-            return validation_knn(method.encoder, splits(), settings)
+    def validate(self) -> float:
+        assert self.held_out is not None
+        return validation_knn(self.method.encoder, self.splits.train, self.held_out, self.settings)
 
-        def files() -> dict[str, dict[str, Tensor]]:
-            kept = {
-                "examples.safetensors": evaluator.outcomes,
-                "encoder.safetensors": method.encoder.state_dict(),
-            }
-            if settings.save_embeddings and evaluator.features is not None:
-                kept["embeddings.safetensors"] = evaluator.features._asdict()
-            return kept
-
-        batches = TrainingBatches(splits().train, settings)
-        return Experiment(method, batches, population, evaluate, files, validate)
-
-    return train_run(settings, script, describe, experiment)
+    def files(self) -> dict[str, Tensors]:
+        kept = {
+            "examples.safetensors": self.evaluator.outcomes,
+            "encoder.safetensors": self.method.encoder.state_dict(),
+        }
+        if self.settings.save_embeddings and self.evaluator.features is not None:
+            kept["embeddings.safetensors"] = self.evaluator.features._asdict()
+        return kept

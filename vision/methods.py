@@ -11,7 +11,7 @@ from offsphere.encoders.images import ImageEncoder
 from offsphere.interventions import grad_scale, penalised
 from offsphere.momentum import MomentumTwin, Queue, encode_without_leak
 from offsphere.objective import Objective
-from offsphere.training.loop import Method
+from offsphere.training.experiment import Method
 from offsphere.training.ranks import Rows, Tensors
 from offsphere.training.streams import stream
 

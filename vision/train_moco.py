@@ -9,12 +9,30 @@ The same command goes on with a run that was cut, and says so if it is finished.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from offsphere.run.help import Groups
+from offsphere.run.scripts import Role, Task
 from offsphere.training.script import main
 from offsphere.training.settings import check_setting
 from vision.settings import COLUMNS, VisionSettings
+
+if TYPE_CHECKING:
+    from offsphere.data.handed import Handed
+    from offsphere.run.record import RunFolder
+    from vision.experiment import VisionExperiment
+    from vision.methods import MoCo
+
+TASK = Task(
+    "test/probe",
+    (
+        Role(
+            "Two views of an image, momentum keys",
+            "control",
+            "Left is the query, right the keys and the queue, which get no gradient.",
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -45,30 +63,41 @@ class Config(VisionSettings):
             )
 
 
-def run(config: Config) -> dict[str, object]:
-    """Train one encoder and return its metrics."""
+def make_method(config: Config, population: int) -> MoCo:
+    """Queries from the encoder, keys from its momentum twin, negatives from the queue."""
     from offsphere.training.run import objective_of
-    from vision import experiment
+    from vision.experiment import build_encoder, two_views
     from vision.methods import MoCo
 
-    def build(population: int) -> MoCo:
-        room = population - config.batch_size
-        if config.queue_size > room:
-            raise ValueError(
-                f"--queue-size={config.queue_size} is too long for {population} training images in "
-                f"batches of {config.batch_size}: keys would meet their own image. At most {room}."
-            )
-        return MoCo(
-            experiment.build_encoder(config),
-            objective_of(config, "moco_nce", population),
-            experiment.two_views(config),
-            config,
-            queue_size=config.queue_size,
-            momentum=config.momentum,
-            key_groups=1 if config.norm == "group" else config.key_groups,
+    room = population - config.batch_size
+    if config.queue_size > room:
+        raise ValueError(
+            f"--queue-size={config.queue_size} is too long for {population} training images in "
+            f"batches of {config.batch_size}: keys would meet their own image. At most {room}."
         )
+    return MoCo(
+        build_encoder(config),
+        objective_of(config, "moco_nce", population),
+        two_views(config),
+        config,
+        queue_size=config.queue_size,
+        momentum=config.momentum,
+        key_groups=1 if config.norm == "group" else config.key_groups,
+    )
 
-    return experiment.train(config, "train_moco", build)
+
+def make(config: Config, folder: RunFolder, data: Handed | None = None) -> VisionExperiment:
+    """What a run trains and measures."""
+    from vision.experiment import VisionExperiment
+
+    return VisionExperiment(config, folder, data, make_method)
+
+
+def run(config: Config, data: Handed | None = None) -> dict[str, object]:
+    """Train one encoder and return its metrics; `data` stand in for those that --data names."""
+    from offsphere.training.run import train_run
+
+    return train_run(config, "train_moco", make, data)
 
 
 if __name__ == "__main__":

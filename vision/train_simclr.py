@@ -14,13 +14,30 @@ from typing import TYPE_CHECKING, Literal
 
 from offsphere.names import PAIR_LOSSES, VIEW_LOSSES
 from offsphere.run.config import added
+from offsphere.run.scripts import Role, Task
 from offsphere.training.script import main
 from vision.settings import COLUMNS, VisionSettings
 
 if TYPE_CHECKING:
+    from offsphere.data.handed import Handed
+    from offsphere.run.record import RunFolder
+    from vision.experiment import VisionExperiment
+    from vision.methods import SimCLR
+
     LossName = str
 else:
     LossName = Literal[(*VIEW_LOSSES, *PAIR_LOSSES)]
+
+TASK = Task(
+    "test/probe",
+    (
+        Role(
+            "Two views of an image",
+            "symmetric",
+            "Left is the anchor (the query), right its candidates; each view is the anchor once.",
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -40,19 +57,29 @@ class Config(VisionSettings):
             )
 
 
-def run(config: Config) -> dict[str, object]:
-    """Train one encoder and return its metrics."""
+def make_method(config: Config, population: int) -> SimCLR:
+    """Two views of each image through one encoder, and a loss over all of them."""
     from offsphere.training.run import objective_of
-    from vision import experiment
+    from vision.experiment import build_encoder, two_views
     from vision.methods import SimCLR
 
-    def build(population: int) -> SimCLR:
-        encoder = experiment.build_encoder(config)
-        objective = objective_of(config, config.loss, population)
-        views = experiment.two_views(config)
-        return SimCLR(encoder, objective, views, config, view_norm=config.view_norm)
+    objective = objective_of(config, config.loss, population)
+    encoder, views = build_encoder(config), two_views(config)
+    return SimCLR(encoder, objective, views, config, view_norm=config.view_norm)
 
-    return experiment.train(config, "train_simclr", build)
+
+def make(config: Config, folder: RunFolder, data: Handed | None = None) -> VisionExperiment:
+    """What a run trains and measures."""
+    from vision.experiment import VisionExperiment
+
+    return VisionExperiment(config, folder, data, make_method)
+
+
+def run(config: Config, data: Handed | None = None) -> dict[str, object]:
+    """Train one encoder and return its metrics; `data` stand in for those that --data names."""
+    from offsphere.training.run import train_run
+
+    return train_run(config, "train_simclr", make, data)
 
 
 if __name__ == "__main__":

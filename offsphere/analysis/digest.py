@@ -28,6 +28,7 @@ from offsphere.analysis.panels import (
 )
 from offsphere.analysis.pictures import Picture, drawings, picture_of
 from offsphere.analysis.tables import ORIGIN, StudyTables, curves_table
+from offsphere.analysis.tasks import tasks_of
 from offsphere.estimate import Estimate
 from offsphere.run import safe_yaml
 from offsphere.share import CONFIGS
@@ -107,9 +108,9 @@ def read_study(
     if "eval_split" in runs.columns:
         runs = runs.loc[[text_of(x) != "validation" for x in runs["eval_split"]]]
     curves, examples = curves_table(folder), tables.examples
-    parts = parts_of(runs)
+    parts, tasks = parts_of(runs), tasks_of(folder)
     panels = [
-        read_panel(name, script, part, about.get("metric"), claimed, curves, examples)
+        read_panel(name, script, tasks, part, about.get("metric"), claimed, curves, examples)
         for (name, script), part in parts
     ]
     if not published:

@@ -21,9 +21,10 @@ from offsphere.analysis.measuring import SAME_MEAN
 from offsphere.analysis.power import smallest_difference
 from offsphere.analysis.stats import OverSeeds, crossed, estimate, two_by_two
 from offsphere.analysis.tables import AtFloor, at_floor
-from offsphere.analysis.tasks import Reference, Role, outcomes_of, published_variance, role_of
+from offsphere.analysis.tasks import Reference, Tasks, outcomes_of, published_variance, role_of
 from offsphere.estimate import Estimate
 from offsphere.names import CELLS, CORNERS, SQUARE, parse_cell
+from offsphere.run.scripts import Role
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,14 +41,6 @@ BOOKKEEPING = frozenset(
 )
 TREATMENTS = ("cell", "variance_weight", "within_view", "arm")
 BASELINES = ("cosine", "0", "false", "plain", "neither")
-PRIMARY_METRICS = {
-    "train_simclr": "test/probe",
-    "train_moco": "test/probe",
-    "train_clip": "test/mean_r1",
-    "train_retrieval": "test/ndcg10",
-    "train_sts": "test/spearman",
-    "planted": "planted/detected",
-}
 TRAINING_METRICS = (
     "train/loss",
     "train/negative_variance",
@@ -239,6 +232,7 @@ class Frame(NamedTuple):
 def read_panel(
     name: str,
     script: str,
+    tasks: Tasks,
     runs: pd.DataFrame,
     metric: str | None,
     claimed: Sequence[str],
@@ -274,7 +268,8 @@ def read_panel(
     along = _along(others, keys, treatment, levels)
     by_batch = along is not None and (along.factor, treatment) == ("batch_size", "variance_weight")
     losses = {text_of(x) for x in runs["loss"]} if "loss" in runs.columns else set()
-    chosen = choose_metrics(runs, metric or PRIMARY_METRICS.get(script), claimed)
+    primary = tasks[script].metric if script in tasks else None
+    chosen = choose_metrics(runs, metric or primary, claimed)
     if treatment is not None:
         chosen = chosen[:MOST_METRICS]
     over, drawn = read_curves(frame, curves)
@@ -290,7 +285,7 @@ def read_panel(
         levels=levels,
         baseline=frame.baseline,
         contexts=contexts,
-        roles=[role_of(script, settings) for settings in first],
+        roles=[role_of(tasks, script, settings) for settings in first],
         conditions=conditions,
         seeds=seeds,
         primary=chosen[0] if chosen else None,

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
-
-class Role(NamedTuple):
-    """What the two sides of a task are to each other."""
-
-    task: str
-    kind: str
-    """asymmetric, symmetric or control."""
-    sides: str
-    """Who is left, who is right and which of them is the query."""
-    trained: str | None = None
-    """The metric of the trained direction, where a study's own metric takes in another."""
+from offsphere.analysis.foreign import read_json
+from offsphere.run.scripts import Role, Task
+from offsphere.share import TASKS
 
 
 class Reference(NamedTuple):
@@ -26,63 +20,42 @@ class Reference(NamedTuple):
     points: list[tuple[float, float]]
 
 
-def role_of(script: str, settings: Mapping[str, Any]) -> Role:
-    """What left and right are in a script's task, and which of them is the query."""
-    task, direction = settings.get("task"), settings.get("direction")
-    if script == "train_simclr":
-        return Role(
-            "Two views of an image",
-            "symmetric",
-            "Left is the anchor (the query), right its candidates; each view is the anchor once.",
-        )
-    if script == "train_moco":
-        return Role(
-            "Two views of an image, momentum keys",
-            "control",
-            "Left is the query, right the keys and the queue, which get no gradient.",
-        )
-    if script == "train_clip":
-        query = {
-            "image_to_text": "The loss is one-way: the image is the query.",
-            "text_to_image": "The loss is one-way: the text is the query.",
-        }.get(str(direction), "The loss is two-way: each side is the query once.")
-        way = {"image_to_text": "image as query", "text_to_image": "text as query"}
-        return Role(
-            f"Image and text, {way.get(str(direction), 'two-way loss')}",
-            "asymmetric" if direction in way else "symmetric",
-            f"Left is the image, right the text. {query} In scoring the image is the query of i2t, "
-            "the text that of t2i.",
-            {"image_to_text": "test/i2t_r1", "text_to_image": "test/t2i_r1"}.get(str(direction)),
-        )
-    if script == "train_retrieval":
-        kinds = {"scratch": ", from scratch", "static": ", static vectors"}
-        start = kinds.get(str(settings.get("encoder")), "")
-        if task == "captions":
-            return Role(
-                f"Two captions of a picture{start}",
-                "symmetric",
-                "Left and right are captions of the same picture; left is the query in scoring.",
-            )
-        if task == "halves":
-            return Role(
-                f"Two halves of a document{start}",
-                "symmetric",
-                "Left and right are halves of the same documents; left is the query in scoring.",
-            )
-        return Role(
-            f"Query and document{start}",
-            "asymmetric",
-            "Left is the query, right the document it finds.",
-        )
-    if script == "train_sts":
-        return Role(
-            "Two sentences, graded similarity",
-            "symmetric",
-            "Left and right are the two sentences of a pair; neither is a query.",
-        )
-    if task in ("asymmetric", "symmetric"):
-        return Role(f"Planted, {task}", str(task), "Left is the query, right the candidates.")
-    return Role(script, "", "No query: the script trains no pair of sides.")
+Tasks = dict[str, Task]
+"""What scripts declare of themselves, by their names."""
+
+
+def tasks_of(folder: Path) -> Tasks:
+    """What the study's plan says of its scripts; where an older plan does not, what was so then."""
+    file = folder / "plan.json"
+    try:
+        return _read(TASKS) | _tasks(read_json(file))
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{file} is damaged: its tasks are not as a study writes them.") from error
+
+
+@cache
+def _read(file: Path) -> Tasks:
+    return _tasks({"tasks": read_json(file)})
+
+
+def _tasks(plan: Mapping[str, Any]) -> Tasks:
+    return {
+        script: Task(task["metric"], tuple(Role(**role) for role in task["roles"]))
+        for script, task in plan.get("tasks", {}).items()
+    }
+
+
+def role_of(tasks: Tasks, script: str, settings: Mapping[str, Any]) -> Role:
+    """What left and right are in a run of a script: the first role that its settings meet."""
+    if script not in tasks:
+        return Role(script, "", "No query: the script trains no pair of sides.")
+    *conditional, last = tasks[script].roles
+    meets = (
+        role
+        for role in conditional
+        if all(settings.get(name) == value for name, value in role.when.items())
+    )
+    return next(meets, last)
 
 
 def outcomes_of(metric: str) -> tuple[str, ...]:

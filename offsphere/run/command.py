@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -64,6 +65,30 @@ def one_line_errors(name: str, if_interrupted: str) -> Iterator[None]:
         raise SystemExit(NOBODY_LISTENS)
     if lost:
         _end(f"{name}: error: what was printed could not be written: {lost}", 1)
+
+
+@contextmanager
+def stop_signals(*, patient: bool = False) -> Iterator[list[str]]:
+    """The SIGTERM and Ctrl-C that have come, by name; the work inside ends when it is ready.
+
+    A second one is obeyed at once, unless `patient`: then whoever counts them decides.
+    """
+    received: list[str] = []
+
+    def remember(number: int, _frame: object) -> None:
+        if received and not patient:
+            raise KeyboardInterrupt
+        received.append(signal.Signals(number).name)
+
+    before = {}
+    with suppress(ValueError):  # not the main thread: signals belong to somebody else
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.signal(number, remember)
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def memory_need(error: BaseException) -> str | None:

@@ -1,9 +1,35 @@
-"""The scripts that a study, the doctor and `reproduce` can run. Imports no torch."""
+"""What a script declares of itself, for the study, the doctor and the report. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+
+@dataclass(frozen=True)
+class Role:
+    """What the two sides of a task are to each other."""
+
+    task: str
+    kind: str
+    """asymmetric, symmetric, control, or nothing for a script that trains no pair of sides."""
+    sides: str
+    """Who is left, who is right and which of them is the query."""
+    trained: str | None = None
+    """The metric of the trained direction, where a study's own metric takes in another."""
+    when: Mapping[str, Any] = field(default_factory=dict)
+    """The settings with which a run has this role."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A script's TASK: what it is about. A study writes it into its plan, the report reads it."""
+
+    metric: str | None
+    """The primary metric, where a study names none."""
+    roles: tuple[Role, ...]
+    """The first one whose `when` a run's settings meet is the run's, else the last."""
 
 
 class Script(NamedTuple):
@@ -13,6 +39,9 @@ class Script(NamedTuple):
     """As in `python PATH`, for the commands that a plan prints."""
     config_class: type
     run: Callable[[Any], dict]
+    make: Callable[..., Any] | None = None
+    """How a training script makes its experiment (see offsphere.training.run.Make)."""
+    task: Task | None = None
 
 
 Scripts = Mapping[str, Callable[[], Script]]

@@ -6,14 +6,15 @@ import contextlib
 import fcntl
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from offsphere.data.needs import has_changed, refuse_commands, refuse_missing, stamp
+from offsphere.run.command import stop_signals
 from offsphere.run.config import parse
 from offsphere.run.record import RunFolder, write_json
 from offsphere.run.scripts import Scripts
@@ -65,11 +66,11 @@ def study_command(argv: Sequence[str], scripts: Scripts) -> int:
         if args.dry_run:
             return dry_run(study, scripts, args)
         _refuse_unready(study, scripts, args)
-        with _locked(Path(args.out) / study.name), _stop_signals() as stops_asked:
-            code = _run_study(study, scripts, args, stops_asked)
+        with _locked(Path(args.out) / study.name), stop_signals(patient=True) as stops:
+            code = _run_study(study, scripts, args, stops.__len__)
     except (ValueError, OSError) as error:
         return _error(error, 1)
-    if stops_asked():
+    if stops:
         same = shlex.join(["offsphere", "study", *argv])
         print(f"Stopped; runs that were at work are cut. To go on: {same}", file=sys.stderr)
         return 130
@@ -145,7 +146,8 @@ def _refuse_changed(finished: list[Run]) -> None:
 
     print(f"The data files of {len(touched)} finished runs have other times: reading them again.")
     for run in touched:
-        found = description_of(run.script.run, run.config)
+        assert run.script.make is not None  # only training scripts read data
+        found = description_of(run.script.make, run.config)
         with RunFolder(run.path, lock=True) as folder:
             folder.describe_data(found, stamp(run.config))
 
@@ -196,6 +198,7 @@ def _plan_record(study: Study, runs: list[Run]) -> dict[str, Any]:
         "file": study.file.name,
         "describe": study.describe,
         "metric": study.metric,
+        "tasks": {run.name: asdict(run.script.task) for run in runs if run.script.task},
         "runs": {run.path.name: {"script": run.name, "labels": list(run.labels)} for run in runs},
     }
 
@@ -249,20 +252,3 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[Callable[[], int]]:
-    """How often SIGINT or SIGTERM has come; they no longer end the process by themselves."""
-    count = 0
-
-    def remember(_number: int, _frame: object) -> None:
-        nonlocal count
-        count += 1
-
-    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: count
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

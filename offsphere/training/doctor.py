@@ -13,20 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib.metadata
 import os
-import re
-import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from offsphere.names import unknown
 from offsphere.run.config import parse
+from offsphere.training.machine import Finding, environment
 from offsphere.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -35,9 +32,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from offsphere.run.scripts import Scripts
-    from offsphere.training.loop import Method
+    from offsphere.training.experiment import Experiment, Method
     from offsphere.training.ranks import Ranks, Rows
-    from offsphere.training.run import Experiment
+    from offsphere.training.run import Make
 
 ROWS = 64
 RANKS = (2, 3)
@@ -49,19 +46,7 @@ SMALL = 1e-4
 zero in exact arithmetic has no digits of its own."""
 STREAMED_SAMPLES = 50_000
 """Shards with more samples than this are not read through for a check."""
-SHARED_MEMORY, DISK = 2**28, 2**30
 DEFAULT = ("train_simclr", "--norm=group")
-
-Verdict = Literal["ok", "warning", "refused", "FAULT"]
-
-
-class Finding(NamedTuple):
-    """What one check found, and what to do about it."""
-
-    check: str
-    measured: str
-    verdict: Verdict
-    remedy: str = ""
 
 
 def main(argv: Sequence[str], scripts: Scripts) -> None:
@@ -75,7 +60,7 @@ def main(argv: Sequence[str], scripts: Scripts) -> None:
         raise SystemExit(2)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: ranks are forked
     script = scripts[name]()
-    if not issubclass(script.config_class, TrainSettings):
+    if script.make is None:
         trains = ", ".join(name for name in scripts if name.startswith("train_"))
         said = f"{name} trains nothing: expected one of {trains}."
         print(f"offsphere doctor: error: {said}", file=sys.stderr)
@@ -84,7 +69,7 @@ def main(argv: Sequence[str], scripts: Scripts) -> None:
     findings = [*environment(settings)]
     try:
         if not _faulty(findings):  # on a faulty machine the training may not even be importable
-            findings += examine(settings, script.run)
+            findings += examine(settings, script.make)
     except (ValueError, OSError) as error:
         print(f"offsphere doctor: error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
@@ -109,149 +94,37 @@ def show(findings: Iterable[Finding]) -> None:
     Console().print(table)
 
 
-# The machine
-
-
-def environment(settings: TrainSettings) -> Iterator[Finding]:
-    """Versions that do not go together, memory, disk and threads."""
-    yield builds({name: _build(name) for name in ("torch", "torchvision")})
-    yield pinned(importlib.metadata.requires("torchvision") or (), _version("torch"))
-    yield versions(importlib.metadata.requires("offsphere") or (), _version)
-    free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else SHARED_MEMORY
-    yield shared_memory(free, settings.workers)
-    out = next(p for p in (Path(settings.out).absolute(), *Path(settings.out).absolute().parents)
-               if p.exists())  # fmt: skip
-    yield disk(shutil.disk_usage(out).free)
-    yield threads(settings.threads, settings.devices, os.cpu_count() or 1)
-
-
-def builds(versions: Mapping[str, str]) -> Finding:
-    """Whether torch and torchvision were built for the same device, by their version's tag."""
-    kinds = {name: _kind(version) for name, version in versions.items()}
-    measured = ", ".join(f"{name} {version}" for name, version in versions.items())
-    if len(set(kinds.values()) - {""}) < 2:
-        return Finding("builds", measured, "ok")
-    other = "cpu" if kinds["torch"] == "cpu" else versions["torch"].partition("+")[2]
-    remedy = "install both from one index: pip install torch torchvision "
-    return Finding(
-        "builds", measured, "FAULT", f"{remedy}--index-url=https://download.pytorch.org/whl/{other}"
-    )
-
-
-def pinned(requirements: Iterable[str], torch_version: str) -> Finding:
-    """Whether torch is the version that torchvision asks for."""
-    from packaging.requirements import Requirement
-
-    for requirement in map(Requirement, requirements):
-        if requirement.name == "torch":
-            good = requirement.specifier.contains(torch_version.partition("+")[0], prereleases=True)
-            measured = f"torchvision wants {requirement}, torch is {torch_version}"
-            remedy = "" if good else f"pip install '{requirement}'"
-            return Finding("torch for torchvision", measured, "ok" if good else "FAULT", remedy)
-    return Finding("torch for torchvision", "torchvision names no version", "ok")
-
-
-def versions(requirements: Iterable[str], installed: Callable[[str], str]) -> Finding:
-    """Whether the packages are of the versions that offsphere was tested with."""
-    from packaging.requirements import Requirement
-
-    wanted = [x for x in map(Requirement, requirements) if not x.marker or x.marker.evaluate()]
-    wrong = []
-    for requirement in wanted:
-        try:
-            version = installed(requirement.name)
-        except importlib.metadata.PackageNotFoundError:
-            version = None
-        if version is None or not requirement.specifier.contains(version, prereleases=True):
-            wrong.append((requirement, version))
-    if not wrong:
-        return Finding("versions", f"{len(wanted)} packages as asked for", "ok")
-    measured = ", ".join(f"{x.name} {version or 'is missing'}" for x, version in wrong)
-    words = " ".join(f"'{requirement}'" for requirement, _ in wrong)
-    return Finding("versions", measured, "warning", f"pip install {words}")
-
-
-def shared_memory(free: int, workers: int) -> Finding:
-    """Batches come from worker processes through shared memory."""
-    measured = f"{free / 2**20:.0f} MB free, {workers} workers"
-    if free >= SHARED_MEMORY or not workers:
-        return Finding("shared memory", measured, "ok")
-    return Finding(
-        "shared memory", measured, "warning", "--workers=0, or a container with --shm-size=2g"
-    )
-
-
-def disk(free: int) -> Finding:
-    """Checkpoints are written beside the old ones."""
-    good = free >= DISK
-    remedy = "" if good else "make room, or another --out: a full disk stops a run"
-    measured = f"{free / 2**30:.1f} GB free"
-    return Finding("disk", measured, "ok" if good else "warning", remedy)
-
-
-def threads(each: int, ranks: int, cpus: int) -> Finding:
-    """More threads than cores slow each other down."""
-    measured = f"{each * ranks} threads of all ranks, {cpus} cores"
-    if each * ranks <= cpus:
-        return Finding("threads", measured, "ok")
-    remedy = f"--threads={cpus // ranks}" if cpus >= ranks else f"--threads=1 --devices={cpus}"
-    return Finding("threads", measured, "warning", remedy)
-
-
-def _version(package: str) -> str:
-    return importlib.metadata.version(package)
-
-
-def _build(package: str) -> str:
-    """The version with the tag of its build: a wheel's metadata often lacks it, its code does not.
-
-    The file is read, not imported: a mix of builds fails when it is imported."""
-    files = importlib.metadata.files(package) or ()
-    for file in files:
-        if file.as_posix() == f"{package}/version.py":
-            found = re.search(r"__version__ = ['\"]([^'\"]+)", file.read_text())
-            return found[1] if found else _version(package)
-    return _version(package)
-
-
-def _kind(version: str) -> str:
-    """cpu, cuda or rocm from a version such as 2.9.0+cu126; nothing if it has no such tag."""
-    tag = version.partition("+")[2]
-    kinds = {"cpu": "cpu", "cu": "cuda", "rocm": "rocm"}
-    return next((kind for start, kind in kinds.items() if tag.startswith(start)), "")
-
-
-# The training
-
-
-def examine(settings: TrainSettings, run: Callable[[Any], object]) -> list[Finding]:
+def examine(settings: TrainSettings, make: Make) -> list[Finding]:
     """The checks of what a script trains with these settings."""
     import torch
 
-    from offsphere.training.run import experiment_of
+    from offsphere.run.record import RunFolder
 
-    if not hasattr(settings, "batch_size"):
-        raise ValueError("Expected a training script, such as train_simclr.")
     torch.set_num_threads(1)
     settings = replace(
         settings, batch_size=min(settings.batch_size, ROWS), microbatch=None, threads=1, workers=0,
         devices=1, nodes=1, device="cpu", precision="32-true", samples=STEPS * ROWS, epochs=None,
         eval_every=0, checkpoint_every=STEPS // 2, log_every=1, loggers=(), progress=False,
     )  # fmt: skip
-    experiment = experiment_of(run, settings)
-    findings = []
-    if isinstance(experiment.batches, torch.utils.data.Dataset):
-        findings += [shares(experiment.batches, settings), epochs(settings, experiment.population)]
-        batch = experiment.batches[0]
+    with tempfile.TemporaryDirectory() as folder:
+        experiment = make(settings, RunFolder(folder), None)
+        experiment.build()
+        return _examined(experiment, settings)
+
+
+def _examined(experiment: Experiment, settings: TrainSettings) -> list[Finding]:
+    from torch.utils.data import Dataset
+
+    method, batches, population = experiment.method, experiment.batches, experiment.population
+    if isinstance(batches, Dataset):
+        findings = [shares(batches, settings), epochs(settings, population)]
+        batch = batches[0]
     else:
-        findings.append(streamed_epochs(experiment.batches, settings, experiment.population))
-        batch = next(iter(experiment.batches.from_step(0, 1)))
-    findings += [
-        *many_ranks(experiment.method, batch, settings),
-        micro_batches(experiment.method, batch, settings),
-        streamed_losses(experiment.method, batch),
-    ]
-    if isinstance(experiment.batches, torch.utils.data.Dataset):
+        findings = [streamed_epochs(batches, settings, population)]
+        batch = next(iter(batches.from_step(0, 1)))
+    findings += many_ranks(method, batch, settings)
+    findings += [micro_batches(method, batch, settings), streamed_losses(method, batch)]
+    if isinstance(batches, Dataset):
         findings.append(resumed(experiment, settings))
     return findings
 
@@ -260,7 +133,7 @@ def shares(batches: Any, settings: TrainSettings) -> Finding:
     """Whether the rows that ranks load are, together, the batch."""
     import torch
 
-    from offsphere.training.loop import own_part
+    from offsphere.training.experiment import own_part
     from offsphere.training.ranks import share
 
     missing = 0
@@ -408,31 +281,22 @@ def streamed_losses(method: Method, batch: Any) -> Finding:
 
 
 def resumed(experiment: Experiment, settings: TrainSettings) -> Finding:
-    """A run that is cut in the middle and goes on against one that is not."""
-    import torch
-
+    """A run that is cut in the middle and resumes against one that is not."""
     from offsphere.run.record import open_run
     from offsphere.training.loop import fit
 
-    class Cut(torch.utils.data.Dataset):
-        """The batches until the cut."""
-
-        def __getitem__(self, step: int) -> Any:
-            if step > STEPS // 2:
-                raise OSError("cut by the doctor")
-            return experiment.batches[step]  # pyright: ignore
-
-    def trained(method: Method, batches: Any, out: str) -> None:
+    def train(method: Method, out: str, *, cut: bool = False) -> None:
+        trial = _trial(experiment, method, cut=cut)
         with open_run(settings, script="doctor", out=out) as folder:
-            fit(method, batches, settings, folder, population=experiment.population, evaluate=dict)
+            fit(trial, settings, folder)
 
     settings = replace(settings, samples=STEPS * settings.batch_size)
     whole, cut, again = (copy.deepcopy(experiment.method) for _ in range(3))
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        trained(whole, experiment.batches, one)
+        train(whole, one)
         with contextlib.suppress(OSError):
-            trained(cut, Cut(), other)
-        trained(again, experiment.batches, other)
+            train(cut, other, cut=True)
+        train(again, other)
     expected, found = (dict(x.named_parameters()) | dict(x.named_buffers()) for x in (whole, again))
     differ = [name for name, x in expected.items() if not _same(x, found[name])]
     saved = whole.state_dict()
@@ -443,6 +307,24 @@ def resumed(experiment: Experiment, settings: TrainSettings) -> Finding:
     remedy = f"save {first} in the state dict" if first not in saved else _report(1)
     measured = f"{len(differ)} of {len(expected)} tensors differ, first {first}"
     return Finding("resumed against undisturbed", measured, "FAULT", remedy)
+
+
+def _trial(experiment: Experiment, method: Method, *, cut: bool) -> Experiment:
+    """The experiment with a method of its own, unmeasured; cut, its batches end in the middle."""
+    from torch.utils.data import Dataset
+
+    from offsphere.training.experiment import Experiment
+
+    class Cut(Dataset):
+        def __getitem__(self, step: int) -> Any:
+            if step > STEPS // 2:
+                raise OSError("cut by the doctor")
+            return experiment.batches[step]  # pyright: ignore
+
+    trial = Experiment()
+    trial.method, trial.population = method, experiment.population
+    trial.batches = Cut() if cut else experiment.batches
+    return trial
 
 
 def on_ranks(count: int, work: Callable[[Ranks], dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from offsphere.training.experiment import Experiment
 from offsphere.training.ranks import Ranks
 from offsphere.training.settings import TrainSettings
-
-if TYPE_CHECKING:
-    from offsphere.training.loop import Method
 
 
 class Best:
@@ -22,17 +19,15 @@ class Best:
     always belong together, and a run that was cut chooses as if it had not been.
     """
 
-    def __init__(
-        self, method: Method, validate: Callable[[], float], ranks: Ranks, state: dict | None
-    ) -> None:
-        self.method, self.validate, self.ranks = method, validate, ranks
+    def __init__(self, experiment: Experiment, ranks: Ranks, state: dict | None) -> None:
+        self.experiment, self.ranks = experiment, ranks
         self.kept: dict[str, Any] | None = None if state is None else state.get("best")
 
     def look(self, steps: int) -> dict[str, float]:
         """Score the weights after so many steps and keep them if none before was as good."""
-        score = self.ranks.on_first(self.validate)
+        score = self.ranks.on_first(self.experiment.validate)
         if self.kept is None or _order(score) > _order(self.kept["score"]):
-            state = self.method.state_dict()
+            state = self.experiment.method.state_dict()
             weights = {name: x.to("cpu", copy=True) for name, x in state.items()}
             self.kept = {"step": steps, "score": score, "method": weights}
         return {"validation/score": score}
@@ -40,9 +35,10 @@ class Best:
     def restore(self) -> dict[str, float]:
         """Bring the kept weights back; their steps and score, and the exponents they hold."""
         assert self.kept is not None
-        self.method.load_state_dict(self.kept["method"])
+        method = self.experiment.method
+        method.load_state_dict(self.kept["method"])
         with torch.no_grad():
-            left, right = (float(g) for g in self.method.objective.cell.exponents)
+            left, right = (float(g) for g in method.objective.cell.exponents)
         return {
             "run/kept_steps": self.kept["step"],
             "validation/score": self.kept["score"],
@@ -52,21 +48,20 @@ class Best:
 
 
 def best_of(
-    method: Method,
-    validate: Callable[[], float] | None,
-    settings: TrainSettings,
-    ranks: Ranks,
-    state: dict[str, Any] | None,
+    experiment: Experiment, settings: TrainSettings, ranks: Ranks, state: dict[str, Any] | None
 ) -> Best | None:
     """What chooses the weights of a run that starts, or goes on, from `state`; None: the last."""
-    if settings.keep == "last":
-        return None
-    if validate is None:
+    check_held_out(experiment, settings)
+    return None if settings.keep == "last" else Best(experiment, ranks, state)
+
+
+def check_held_out(experiment: Experiment, settings: TrainSettings) -> None:
+    """Refuse to choose weights where there is nothing to choose them by."""
+    if settings.keep == "best" and experiment.held_out is None:
         raise ValueError(
             "--keep=best needs validation data, and this run has none: use data with a validation "
             "part (streamed shards have none), or --keep=last."
         )
-    return Best(method, validate, ranks, state)
 
 
 def _order(score: float) -> float:

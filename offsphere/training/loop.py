@@ -5,103 +5,28 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, nullcontext
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Iterable
+from contextlib import closing, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from offsphere.losses import NonFinite
-from offsphere.objective import Objective
-from offsphere.run.command import Stopped
+from offsphere.run.command import Stopped, stop_signals
 from offsphere.run.progress import Work, say
 from offsphere.run.record import RunFolder
 from offsphere.training.checkpoint import load_checkpoint, save_checkpoint
+from offsphere.training.experiment import Experiment, Method, Step, Streamed, own_part
 from offsphere.training.keep import best_of
 from offsphere.training.loggers import open_loggers
 from offsphere.training.microbatch import autocast, is_split, prepare_batch_norm, split_step
 from offsphere.training.optim import build_optimizers, rate, set_rate
-from offsphere.training.ranks import Ranks, Rows, Tensors, here, share, take
+from offsphere.training.ranks import Ranks, Rows, here
 from offsphere.training.settings import TrainSettings, steps_of
 from offsphere.training.streams import stream_seed
 from offsphere.training.telemetry import telemetry
-
-
-class Step(NamedTuple):
-    """What a method makes of one batch: named losses, and the raw embeddings of both sides."""
-
-    losses: dict[str, Tensor]
-    left: Tensor
-    right: Tensor
-
-
-class Method(nn.Module):
-    """A trainable method: `method(batch, step)` is a `Step`, and it has an objective.
-
-    Its four parts let a batch pass the towers in pieces, on one process or on many: `inputs`,
-    `embed` and `constants` treat each row alone, `losses` sees the rows of the whole batch. With
-    nothing but a `forward` it trains too, as long as its batches are not divided.
-    """
-
-    objective: Objective
-
-    def inputs(self, batch: Any, step: int, rows: Rows | None = None) -> Tensors:
-        """What the towers take, of a batch that holds these rows of the step's (default: all)."""
-        raise _indivisible(self)
-
-    def embed(self, inputs: Tensors) -> Tensors:
-        """Raw embeddings, among them `left` and, unless it is a constant, `right`."""
-        raise _indivisible(self)
-
-    def constants(self, inputs: Tensors, step: int) -> Tensors:
-        """What the losses need beside that takes no gradient; by default nothing."""
-        return {}
-
-    def losses(self, embedded: Tensors) -> Tensors:
-        """The named losses of all embeddings and constants; `loss` is the one to differentiate."""
-        raise _indivisible(self)
-
-    def forward(self, batch: Any, step: int) -> Step:
-        """The four parts, one after the other, on the whole batch."""
-        inputs = self.inputs(batch, step)
-        embedded = self.embed(inputs)
-        with torch.no_grad():
-            embedded |= self.constants(inputs, step)
-        return Step(self.losses(embedded), embedded["left"], embedded["right"])
-
-    def telemetry(self, step: Step) -> dict[str, float]:
-        """Further numbers for a logged step; by default none."""
-        return {}
-
-    def after_step(self, progress: float) -> None:
-        """What follows the optimiser's step, at this share of the training; by default nothing."""
-
-
-def _indivisible(method: Method) -> NotImplementedError:
-    return NotImplementedError(
-        f"{type(method).__name__} has only a forward pass: to train it on several ranks or in "
-        "micro-batches, give it inputs, embed and losses."
-    )
-
-
-@runtime_checkable
-class Streamed(Protocol):
-    """Batches that can only be read in order."""
-
-    def from_step(self, start: int, total: int) -> Iterable[Any]:
-        """The batches of the steps `start` to `total` - 1."""
-        ...
-
-
-@runtime_checkable
-class Divisible(Protocol):
-    """Batches of which some rows can be had without the cost of the others."""
-
-    def part(self, step: int, rows: Rows) -> Any:
-        """These rows of a step's batch."""
-        ...
 
 
 class Interrupted(Stopped):
@@ -115,25 +40,16 @@ class Diverged(Stopped):
 
 
 def fit(
-    method: Method,
-    batches: Dataset | Streamed,
-    settings: TrainSettings,
-    folder: RunFolder,
-    *,
-    population: int,
-    evaluate: Callable[[], dict[str, float]],
-    validate: Callable[[], float] | None = None,
-    ranks: Ranks | None = None,
+    experiment: Experiment, settings: TrainSettings, folder: RunFolder, ranks: Ranks | None = None
 ) -> dict[str, float]:
     """Train to the end of the budget and return the final metrics.
 
-    `batches[step]` is the batch of a step, or, for data that can only be read in order,
-    `batches.from_step(start, total)` iterates over them. `evaluate` gives named numbers of the
-    trained method; it is also asked before the first step: those come back under `untrained/`.
-    `validate` is one number on validation data alone, higher being better, for --keep=best.
-    On several ranks each trains on its own rows of every batch; the first alone evaluates and
-    writes into the folder.
+    The experiment is also measured before the first step: that comes back under `untrained/`. On
+    several ranks each trains on its own rows of every batch; the first alone evaluates and writes
+    into the folder.
     """
+    method: Method = experiment.method
+    batches, population = experiment.batches, experiment.population
     total = steps_of(settings, population)
     ranks = here(settings) if ranks is None else ranks
     device, own = ranks.device, ranks.own(settings.batch_size)
@@ -145,7 +61,7 @@ def fit(
     if state is None:
         ranks.start_alike(method)
         say("Measuring the untrained model.")
-        start, facts = 0, {"untrained": ranks.on_first(evaluate), "clipped": 0}
+        start, facts = 0, {"untrained": ranks.on_first(experiment.evaluate), "clipped": 0}
         if isinstance(batches, Streamed):
             facts["readers"] = _readers(settings, ranks)
     else:
@@ -153,7 +69,7 @@ def fit(
         if isinstance(batches, Streamed):
             _check_readers(facts, settings, ranks)
         say(f"The run goes on after {start:,} of its {total:,} steps.")
-    best = best_of(method, validate, settings, ranks, state)
+    best = best_of(experiment, settings, ranks, state)
     if ranks.first:
         folder.rewind(start - 1)
 
@@ -178,7 +94,7 @@ def fit(
     eval_steps = max(1, settings.eval_every // settings.batch_size) if settings.eval_every else 0
     pieces: Any = {"unit": "steps", "start": start, "per_piece": settings.batch_size}
     with (
-        _stop_signals() as stop,
+        stop_signals() as stops,
         closing(Work("training", total, **pieces)) as work,
         open_loggers(settings, folder, start) if ranks.first else nullcontext(_no_log) as log,
     ):
@@ -209,7 +125,7 @@ def fit(
             method.after_step((step + 1) / total)
 
             if eval_steps and (step + 1) % eval_steps == 0 and not last:
-                row |= ranks.on_first(evaluate)
+                row |= ranks.on_first(experiment.evaluate)
                 row |= {} if best is None else best.look(step + 1)
             if row and ranks.first:
                 row = {
@@ -221,9 +137,9 @@ def fit(
                 folder.log_step(row)
                 log(row)
             work.done(step + 1, _loss_and_norm(row))
-            if ranks.anyone(stop() is not None):
+            if ranks.anyone(bool(stops)):
                 checkpoint(step + 1)
-                cause = stop() or "a signal to another rank"
+                cause = stops[0] if stops else "a signal to another rank"
                 raise Interrupted(
                     f"stopped by {cause} after step {step + 1} of {total}. The checkpoint is "
                     "written: the same command goes on from there."
@@ -237,7 +153,7 @@ def fit(
             best.look(total)
         checkpoint(total)
         kept = {} if best is None else best.restore()
-        metrics = ranks.on_first(lambda: _final(folder, facts) | kept | evaluate())
+        metrics = ranks.on_first(lambda: _final(folder, facts) | kept | experiment.evaluate())
         log({"step": total - 1, **metrics})
     return metrics
 
@@ -310,15 +226,6 @@ def _check_readers(facts: dict[str, Any], settings: TrainSettings, ranks: Ranks)
             f"many as it began with: {before[0]} rank(s) and --workers={before[1]} each, not "
             f"{now[0]} and {now[1]}. Use these, or shards on a local disk, which any number reads."
         )
-
-
-def own_part(batches: Dataset, step: int, rows: Rows) -> Any:
-    """These rows of a step's batch, without the cost of the others where that can be had."""
-    if rows.all:
-        return batches[step]
-    if isinstance(batches, Divisible):
-        return batches.part(step, rows)
-    return take(batches[step], rows, share(rows.total, 0, 1))
 
 
 class _ErrorsAsValues(Dataset):
@@ -419,29 +326,6 @@ def _leave_interrupts_to_the_trainer(_worker: int) -> None:
     """Ctrl-C and cluster managers signal every process; the trainer still needs its workers."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-
-
-@contextmanager
-def _stop_signals() -> Iterator[Callable[[], str | None]]:
-    """SIGTERM and Ctrl-C are remembered until the step is done; a second one is obeyed at once."""
-    received: list[str] = []
-
-    def remember(number: int, _frame: object) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(signal.Signals(number).name)
-
-    before = {}
-    try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            before[number] = signal.signal(number, remember)
-    except ValueError:  # not the main thread: signals belong to somebody else
-        pass
-    try:
-        yield lambda: received[0] if received else None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _loss_and_norm(row: dict[str, Any]) -> str:

@@ -10,18 +10,15 @@ the whole batch, provided that a tower treats each row alone.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from offsphere.training.experiment import Method, Step
 from offsphere.training.ranks import Ranks, Rows, Tensors, take
 from offsphere.training.settings import TrainSettings
 from offsphere.training.streams import stream_seed
-
-if TYPE_CHECKING:
-    from offsphere.training.loop import Method, Step
-
 
 WITHOUT_IT = "towers without it (--norm=group, or a transformer such as --model=tiny_vit)"
 
@@ -35,8 +32,6 @@ def split_step(
     method: Method, batch: Any, step: int, settings: TrainSettings, ranks: Ranks
 ) -> Step:
     """The step of the whole batch, of which `batch` holds this rank's rows; gradients are added."""
-    from offsphere.training.loop import Step
-
     own = ranks.own(settings.batch_size)
     parts = own.parts(settings.microbatch)
     again = len(parts) > 1  # with one part its graph is kept instead

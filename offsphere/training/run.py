@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from offsphere.cells import Cell
+from offsphere.data.handed import Handed
 from offsphere.data.needs import has_changed, stamp
 from offsphere.data.shards import existing
 from offsphere.objective import Objective
@@ -26,7 +25,9 @@ from offsphere.run.files import atomic_write
 from offsphere.run.record import RunFolder, open_run
 from offsphere.run.workers import loss_in_words
 from offsphere.training.checkpoint import load_checkpoint
-from offsphere.training.loop import Diverged, Interrupted, Method, Streamed, fit
+from offsphere.training.experiment import Experiment
+from offsphere.training.keep import check_held_out
+from offsphere.training.loop import Diverged, Interrupted, fit
 from offsphere.training.plots import plot_run
 from offsphere.training.ranks import Ranks, connected
 from offsphere.training.settings import TrainSettings, steps_of
@@ -35,113 +36,68 @@ Tensors = dict[str, Tensor]
 SettingsT = TypeVar("SettingsT", bound=TrainSettings)
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """What a lane brings to a run."""
+class Make(Protocol):
+    """How a script makes what it trains: from its settings, the run's folder, and data that were
+    handed in from Python instead of being named."""
 
-    method: Method
-    batches: Dataset | Streamed
-    """batches[step] is the batch of a step."""
-    population: int
-    """Training samples."""
-    evaluate: Callable[[], dict[str, float]]
-    files: Callable[[], dict[str, Tensors]]
-    """What is kept beside the record when the run ends: file names and their named tensors."""
-    validate: Callable[[], float] | None = None
-    """One number on validation data alone, higher being better, for --keep=best."""
+    def __call__(
+        self, settings: Any, folder: RunFolder, handed: Handed | None, /
+    ) -> Experiment: ...
 
 
-_examined: ContextVar[list[Experiment] | None] = ContextVar("_examined", default=None)
-_described: ContextVar[list[dict[str, object]] | None] = ContextVar("_described", default=None)
-
-
-def experiment_of(run: Callable[[SettingsT], object], settings: SettingsT) -> Experiment:
-    """What a script's `run(settings)` would train: built on its data, and left untrained."""
-    built: list[Experiment] = []
-    token = _examined.set(built)
-    try:
-        run(settings)
-    finally:
-        _examined.reset(token)
-    if not built:
-        raise ValueError("Expected a script that trains, got one that does not call train_run.")
-    return built[0]
-
-
-def description_of(run: Callable[[SettingsT], object], settings: SettingsT) -> dict[str, object]:
-    """What a script's `run(settings)` would record about its data, which is read for it."""
-    described: list[dict[str, object]] = []
-    token = _described.set(described)
-    try:
-        run(settings)
-    finally:
-        _described.reset(token)
-    return described[0] if described else {}
+def description_of(make: Make, settings: TrainSettings) -> dict[str, object]:
+    """What a script's run would record about its data, which are read for it."""
+    with tempfile.TemporaryDirectory() as folder:
+        return make(settings, RunFolder(folder), None).describe()
 
 
 def train_run(
-    settings: TrainSettings,
-    script: str,
-    describe: Callable[[], dict[str, object]],
-    build: Callable[[RunFolder], Experiment],
+    settings: TrainSettings, script: str, make: Make, handed: Handed | None = None
 ) -> dict[str, object]:
-    """The metrics of a run, trained now or already finished.
-
-    `describe` loads the data and gives its fingerprint, which must be that of the run's first
-    start; `build` then makes what is trained.
-    """
-    if (described := _described.get()) is not None:
-        described.append(describe())
-        return {}
-    if (built := _examined.get()) is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            describe()
-            built.append(build(RunFolder(folder)))
-        return {}
+    """The metrics of a run, trained now or already finished."""
+    if handed is not None:  # its name stands for the data in the run's identity
+        settings = replace(settings, data=f"handed:{handed.name}")  # pyright: ignore
     with loss_in_words(), connected(settings, script) as ranks, ExitStack() as stack:
         torch.set_num_threads(settings.threads)
         folder, ended = _open(settings, script, ranks, stack)
         if ended is not None:
-            if ranks.first and has_changed(folder, settings):
-                folder.describe_data(describe(), stamp(settings))
+            if ranks.first and (handed is not None or has_changed(folder, settings)):
+                _record_data(make(settings, folder, handed), settings, folder)
             return ended
         try:
-            description = describe()
-            ranks.on_first(lambda: folder.describe_data(description, stamp(settings)))
-            experiment = build(folder)
+            experiment = make(settings, folder, handed)
+            ranks.on_first(lambda: _record_data(experiment, settings, folder))
+            experiment.build()
             steps_of(settings, experiment.population)
+            check_held_out(experiment, settings)
         except (ValueError, OSError):  # a faulty path or setting: nothing has begun
             if ranks.first:
                 folder.discard()
             raise
         try:
-            metrics: dict[str, object] = dict(
-                fit(
-                    experiment.method,
-                    experiment.batches,
-                    settings,
-                    folder,
-                    population=experiment.population,
-                    evaluate=experiment.evaluate,
-                    validate=experiment.validate,
-                    ranks=ranks,
-                )
-            )
+            metrics = fit(experiment, settings, folder, ranks)
         except (Diverged, Interrupted) as error:
             if not ranks.first:  # rank 0 says why
                 raise SystemExit(error.code) from None
             if isinstance(error, Diverged):
                 folder.fail(str(error))
             raise
+        return ranks.on_first(lambda: _finish(experiment, metrics, folder))
 
-        def finish() -> dict[str, object]:
-            for name, tensors in experiment.files().items():
-                save_tensors(folder.path / name, tensors)
-            plot_run(folder, metrics)
-            folder.finish(metrics)
-            return folder.metrics()
 
-        return ranks.on_first(finish)
+def _record_data(experiment: Experiment, settings: TrainSettings, folder: RunFolder) -> None:
+    folder.describe_data(experiment.describe(), stamp(settings))
+
+
+def _finish(
+    experiment: Experiment, metrics: dict[str, float], folder: RunFolder
+) -> dict[str, object]:
+    """Write what is kept of a run; metrics.json comes last, because it says that the run ended."""
+    for name, tensors in experiment.files().items():
+        save_tensors(folder.path / name, tensors)
+    plot_run(folder, metrics)
+    folder.finish(metrics)
+    return folder.metrics()
 
 
 def _open(

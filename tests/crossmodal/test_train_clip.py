@@ -12,7 +12,7 @@ from open_clip.loss import ClipLoss, SigLipLoss
 from scipy.stats import spearmanr
 
 from crossmodal import evaluate, experiment
-from crossmodal.captions import Captioned
+from crossmodal.captions import Captioned, load_captions
 from crossmodal.experiment import build_objective, build_towers, random_look
 from crossmodal.methods import Clip, Pairs
 from crossmodal.settings import MODELS
@@ -66,7 +66,7 @@ def test_every_cell_and_direction_trains_and_evaluates(table, tmp_path, cell, di
     exponents = metrics["train/exponent_left"], metrics["train/exponent_right"]
     assert trained.exponents == exponents
     again = evaluate.embed(
-        trained.towers, experiment.load_captions(f"csv:{table}", split="all", image_size=32)
+        trained.towers, load_captions(f"csv:{table}", split="all", image_size=32)
     )
     found = evaluate.retrieval.pair_retrieval(*again, trained.exponents)
     assert found.metrics["i2t_r1"] == pytest.approx(metrics["test/i2t_r1"], abs=1e-9)
@@ -82,7 +82,7 @@ def plain_batches(settings: Config, data: Captioned, towers, steps: int):
 def test_five_steps_equal_open_clip_with_its_own_loss(table, loss):
     """The cosine cell against open_clip's towers, loss and logit scale, trained by plain AdamW."""
     settings = config(table, cell="cosine", loss=loss, min_scale=1.0, weight_decay=0.0)
-    data = experiment.load_captions(f"csv:{table}", split="all", image_size=32)
+    data = load_captions(f"csv:{table}", split="all", image_size=32)
     towers = build_towers(settings).double()
     look = random_look(towers, settings)
     objective = build_objective(settings, len(data)).double()
@@ -147,7 +147,7 @@ def test_trimmed_texts_give_the_same_embeddings(model):
 
 def test_captions_are_drawn_evenly_and_by_the_step_alone(table):
     settings = config(table)
-    data = experiment.load_captions(f"csv:{table}", split="all", image_size=32)
+    data = load_captions(f"csv:{table}", split="all", image_size=32)
     towers = build_towers(settings)
     batches = experiment.TrainingBatches(data, towers, settings)
     tokens = experiment.CaptionTokens(data, towers)
@@ -162,7 +162,7 @@ def test_captions_are_drawn_evenly_and_by_the_step_alone(table):
 
 
 def test_tokens_drawn_one_by_one_are_those_in_memory(table, monkeypatch):
-    data = experiment.load_captions(f"csv:{table}", split="all", image_size=32)
+    data = load_captions(f"csv:{table}", split="all", image_size=32)
     towers = build_towers(config(table))
     rows = torch.arange(36)
     kept = experiment.CaptionTokens(data, towers)(rows, stream(0, "caption", 0))
@@ -185,7 +185,7 @@ def test_a_frozen_tower_gets_features_and_is_not_trained(table, tmp_path, monkey
     (folder,) = (tmp_path / "train_clip").iterdir()
     trained = load_run(folder)
     assert not any("visual" in name for name in trained.towers.state_dict())
-    data = experiment.load_captions(f"csv:{table}", split="all", image_size=32)
+    data = load_captions(f"csv:{table}", split="all", image_size=32)
     pixels = trained.towers.normalise(data.batch(torch.arange(36)))
     source.eval()
     with torch.no_grad():
@@ -219,7 +219,7 @@ def test_norms_of_right_and_wrong_queries_and_human_judgements(table, tmp_path):
     assert metrics["test/judged_pairs"] == 60
     (folder,) = (tmp_path / "train_clip").iterdir()
     trained = load_run(folder)
-    data = experiment.load_captions(f"csv:{table}", split="all", image_size=32)
+    data = load_captions(f"csv:{table}", split="all", image_size=32)
     images, texts, _ = evaluate.embed(trained.towers, data)
     rows = [line.split("\t") for line in lines[:60]]
     means = torch.tensor([sum(map(float, r[2:])) / 3 for r in rows])

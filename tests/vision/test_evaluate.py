@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vision import evaluate
-from vision.experiment import Splits
+from vision.splits import Splits
 from vision.train_simclr import Config
 
 

@@ -28,9 +28,9 @@ from offsphere.data.shards import ShardFacts, checksum, shard_paths, write_manif
 from offsphere.data.splits import SPLITS, in_validation
 from vision import experiment
 from vision import images as images_module
-from vision.experiment import load_splits
 from vision.images import Images, load_images
 from vision.settings import VisionSettings
+from vision.splits import load_splits
 
 
 def write_folder(folder: Path, classes: tuple[str, ...], per_class: int) -> list[tuple[str, int]]:

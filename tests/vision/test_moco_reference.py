@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from experiments import given as experiment_of
 from torch import Tensor, nn
 
 from offsphere.training.optim import build_optimizers, rate, set_rate
@@ -216,9 +217,8 @@ def test_the_loop_takes_exactly_these_steps(pixels, tmp_path: Path):
     losses = [our_step(bare, optimizers, pixels, config, step).item() for step in range(STEPS)]
     batches = [batch_of(pixels, config, step) for step in range(STEPS)]
     with open_run(config, script="train_moco", out=tmp_path) as folder:
-        metrics = fit(
-            looped, batches, config, folder, population=POPULATION, evaluate=lambda: {"test/x": 0.5}
-        )
+        whole = experiment_of(looped, batches, POPULATION, evaluate=lambda: {"test/x": 0.5})
+        metrics = fit(whole, config, folder)
     assert metrics["train/loss"] == losses[-1]
     assert metrics["untrained/x"] == metrics["test/x"] == 0.5
     for name, value in bare.state_dict().items():

@@ -17,6 +17,8 @@ from offsphere.training import run as training_run
 from offsphere.training.optim import rate
 from offsphere.training.streams import batch_indices
 from vision import experiment, train_moco, train_simclr
+from vision.evaluate import Evaluator
+from vision.splits import Splits, load_splits
 
 STEPS, BATCH, QUEUE = 32, 64, 128
 TINY = {"image_size": 16, "batch_size": BATCH, "limit": 256, "threads": 1, "log_every": 1}
@@ -36,8 +38,8 @@ def one_thread():
 
 
 @pytest.fixture(scope="module")
-def loaded() -> experiment.Splits:
-    return experiment.load_splits(TRAINERS["simclr"]())
+def loaded() -> Splits:
+    return load_splits(TRAINERS["simclr"]())
 
 
 @pytest.fixture
@@ -119,8 +121,8 @@ def test_a_whole_run_leaves_a_folder_that_explains_itself(tmp_path: Path):
     encoder = experiment.build_encoder(config)
     encoder.load_state_dict(load_file(folder / "encoder.safetensors"))
     embeddings = load_file(folder / "embeddings.safetensors")
-    splits = experiment.load_splits(config)
-    features = experiment.Evaluator(splits, config)(encoder, (0.0, 0.0))
+    splits = load_splits(config)
+    features = Evaluator(splits, config)(encoder, (0.0, 0.0))
     assert {k: v for k, v in metrics.items() if k.startswith("test/")} == features
     assert len(embeddings["embedding"]) == len(splits.test)
     examples = load_file(folder / "examples.safetensors")

@@ -42,7 +42,7 @@ from offsphere.analysis.tables import (
     read_runs,
     write_runs,
 )
-from offsphere.analysis.tasks import outcomes_of, role_of
+from offsphere.analysis.tasks import outcomes_of, role_of, tasks_of
 from offsphere.names import CORNERS
 from text.train_retrieval import Config as RetrievalConfig
 from text.train_sts import Config as StsConfig
@@ -178,7 +178,9 @@ def test_an_outcome_with_another_mean_is_not_the_metric():
     none = pd.DataFrame({name: [] for name in ("run", "step", "name", "value")})
 
     def crossed(examples):
-        panel = read_panel("", "train_simclr", runs, None, [], none, examples)
+        panel = read_panel(
+            "", "train_simclr", tasks_of(Path("none")), runs, None, [], none, examples
+        )
         return panel.metrics["test/probe"].crossed
 
     found = crossed(half)
@@ -365,8 +367,8 @@ def test_ours_beside_the_papers_are_paired_log_ratios(symmetry, results):
         ("train_sts", {}, "symmetric", "neither is a query"),
     ],
 )
-def test_the_page_can_say_which_side_is_the_query(script, settings, kind, words):
-    role = role_of(script, settings)
+def test_the_page_can_say_which_side_is_the_query(script, settings, kind, words, tmp_path):
+    role = role_of(tasks_of(tmp_path), script, settings)
     assert role.kind == kind
     assert words in role.sides
 
@@ -627,7 +629,7 @@ def test_exponents_over_training_are_drawn_where_they_are_learned(cell, drawn):
         ],
         columns=["run", "step", "name", "value"],
     )
-    panel = read_panel("", "train_simclr", runs, None, [], curves, {})
+    panel = read_panel("", "train_simclr", tasks_of(Path("none")), runs, None, [], curves, {})
     assert ("train/exponent_left" in panel.curves) == drawn
     if drawn:
         (line,) = panel.curves["train/exponent_left"]

@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from experiments import given
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from offsphere.momentum import MomentumTwin, Queue
 from offsphere.objective import Objective
-from offsphere.training import doctor, microbatch
-from offsphere.training.loop import Method, Step
+from offsphere.training import doctor, machine, microbatch
+from offsphere.training.experiment import Experiment, Method, Step
 from offsphere.training.ranks import Ranks, Rows, Tensors, share
-from offsphere.training.run import Experiment, train_run
 from offsphere.training.settings import TrainSettings
 from offsphere.training.streams import batch_indices, stream
 
@@ -113,16 +113,13 @@ class Shards:
             yield TABLE[rows[step * size : (step + 1) * size]]
 
 
-def run(config: Config) -> dict[str, object]:
-    def build(_folder: object) -> Experiment:
-        batches = Shards(config) if "shards" in config.data else Rowwise(config)
-        return Experiment(Toy(config), batches, POPULATION, dict, dict)
-
-    return train_run(config, "toy", dict, build)
+def make(config: Config, _folder: object, _handed: object) -> Experiment:
+    batches = Shards(config) if "shards" in config.data else Rowwise(config)
+    return given(Toy(config), batches, POPULATION)
 
 
 def faults(config: Config) -> set[str]:
-    found = doctor.examine(config, run)
+    found = doctor.examine(config, make)
     assert {finding.verdict for finding in found} <= {"ok", "FAULT"}
     return {finding.check for finding in found if finding.verdict == "FAULT"}
 
@@ -168,7 +165,7 @@ def test_it_finds_a_dropped_last_shard():
 
 def test_it_finds_an_unsaved_queue():
     config = replace(BASE, loss="moco_nce", saved=False)
-    (finding,) = [f for f in doctor.examine(config, run) if f.verdict == "FAULT"]
+    (finding,) = [f for f in doctor.examine(config, make) if f.verdict == "FAULT"]
     assert finding.check == "resumed against undisturbed"
     assert "first queue.rows" in finding.measured
     assert finding.remedy == "save queue.rows in the state dict"
@@ -181,20 +178,20 @@ def test_it_finds_a_wrong_accumulation_factor(monkeypatch):
         ours(embedded, {name: 4 * x for name, x in gradients.items()})
 
     monkeypatch.setattr(microbatch, "_push", planted)
-    found = {f.check: f for f in doctor.examine(BASE, run) if f.verdict == "FAULT"}
+    found = {f.check: f for f in doctor.examine(BASE, make) if f.verdict == "FAULT"}
     assert found.keys() == RANK_CHECKS | {"micro-batches of 2 against 20"}
     assert found["micro-batches of 2 against 20"].measured.startswith("3.0e+00 of tower")
 
 
 def test_it_finds_a_cpu_torch_beside_a_cuda_torchvision(monkeypatch, capsys):
     versions = {"torch": "2.9.0+cpu", "torchvision": "0.24.0+cu126"}
-    finding = doctor.builds(versions)
+    finding = machine.builds(versions)
     assert finding.verdict == "FAULT"
     assert finding.remedy.endswith("https://download.pytorch.org/whl/cpu")
-    assert doctor.builds({"torch": "2.9.0+cu126", "torchvision": "0.24.0+cu126"}).verdict == "ok"
-    assert doctor.builds({"torch": "2.9.0", "torchvision": "0.24.0+cu126"}).verdict == "ok"
-    assert doctor.builds({"torch": "2.9.0+cu126", "torchvision": "0.24.0+cpu"}).verdict == "FAULT"
-    monkeypatch.setattr(doctor, "_build", versions.get)
+    assert machine.builds({"torch": "2.9.0+cu126", "torchvision": "0.24.0+cu126"}).verdict == "ok"
+    assert machine.builds({"torch": "2.9.0", "torchvision": "0.24.0+cu126"}).verdict == "ok"
+    assert machine.builds({"torch": "2.9.0+cu126", "torchvision": "0.24.0+cpu"}).verdict == "FAULT"
+    monkeypatch.setattr(machine, "_build", versions.get)
     # What is at fault is told before anything is imported that would break on it.
     monkeypatch.setattr(doctor, "examine", lambda _settings, _run: pytest.fail("imported torch"))
     with pytest.raises(SystemExit) as end:
@@ -206,9 +203,9 @@ def test_it_finds_a_cpu_torch_beside_a_cuda_torchvision(monkeypatch, capsys):
 def test_the_build_is_read_from_the_package_where_the_metadata_is_silent():
     import torchvision
 
-    assert doctor._build("torch") == torch.__version__
-    assert doctor._build("torchvision") == torchvision.__version__
-    assert doctor._build("numpy") == doctor._version("numpy")
+    assert machine._build("torch") == torch.__version__
+    assert machine._build("torchvision") == torchvision.__version__
+    assert machine._build("numpy") == machine._version("numpy")
 
 
 def test_no_name_is_cut_off(capsys):
@@ -223,15 +220,15 @@ def test_packages_are_compared_with_what_is_asked_for():
 
     wanted = ["torch>=2.14", "numpy>=2,<2.4", "ray; extra == 'cluster'"]
     installed = {"torch": "2.15.0+cpu", "numpy": "2.3.1"}
-    assert doctor.versions(wanted, installed.__getitem__).measured == "2 packages as asked for"
+    assert machine.versions(wanted, installed.__getitem__).measured == "2 packages as asked for"
     installed["numpy"] = "2.4.0"
-    finding = doctor.versions(wanted, installed.__getitem__)
+    finding = machine.versions(wanted, installed.__getitem__)
     assert finding[1:] == ("numpy 2.4.0", "warning", "pip install 'numpy<2.4,>=2'")
 
     def missing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    assert doctor.versions(["rich>=13"], missing).measured == "rich is missing"
+    assert machine.versions(["rich>=13"], missing).measured == "rich is missing"
 
 
 def test_a_rank_that_fails_ends_the_others(capfd):
@@ -252,7 +249,7 @@ def test_a_rank_that_fails_ends_the_others(capfd):
 
 
 def script() -> Any:
-    return SimpleNamespace(path="toy.py", config_class=Config, run=run)
+    return SimpleNamespace(path="toy.py", config_class=Config, make=make)
 
 
 def test_the_command_prints_a_table_and_says_by_its_exit_code(capsys, tmp_path, monkeypatch):
@@ -272,14 +269,14 @@ def test_the_command_prints_a_table_and_says_by_its_exit_code(capsys, tmp_path, 
 @pytest.mark.parametrize(
     ("finding", "verdict"),
     [
-        (lambda: doctor.shared_memory(2**26, 2), "warning"),
-        (lambda: doctor.shared_memory(2**26, 0), "ok"),
-        (lambda: doctor.disk(2**29), "warning"),
-        (lambda: doctor.disk(2**31), "ok"),
-        (lambda: doctor.threads(8, 1, 4), "warning"),
-        (lambda: doctor.threads(2, 2, 4), "ok"),
-        (lambda: doctor.pinned(["numpy", "torch==2.9.0"], "2.9.0+cpu"), "ok"),
-        (lambda: doctor.pinned(["numpy", "torch==2.9.0"], "2.8.0"), "FAULT"),
+        (lambda: machine.shared_memory(2**26, 2), "warning"),
+        (lambda: machine.shared_memory(2**26, 0), "ok"),
+        (lambda: machine.disk(2**29), "warning"),
+        (lambda: machine.disk(2**31), "ok"),
+        (lambda: machine.threads(8, 1, 4), "warning"),
+        (lambda: machine.threads(2, 2, 4), "ok"),
+        (lambda: machine.pinned(["numpy", "torch==2.9.0"], "2.9.0+cpu"), "ok"),
+        (lambda: machine.pinned(["numpy", "torch==2.9.0"], "2.8.0"), "FAULT"),
     ],
 )
 def test_the_machine_is_judged_with_a_remedy(finding: Callable[[], doctor.Finding], verdict: str):
@@ -296,7 +293,7 @@ def test_the_machine_is_judged_with_a_remedy(finding: Callable[[], doctor.Findin
     ],
 )
 def test_the_threads_that_fit(each: int, ranks: int, cpus: int, remedy: str):
-    assert doctor.threads(each, ranks, cpus).remedy == remedy
+    assert machine.threads(each, ranks, cpus).remedy == remedy
 
 
 @pytest.mark.slow

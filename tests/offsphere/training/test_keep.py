@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from experiments import given
 from torch import nn
 
 from crossmodal import train_clip
 from offsphere.objective import Objective
-from offsphere.run.record import open_run
+from offsphere.run.record import RunFolder, open_run
 from offsphere.training.checkpoint import load_checkpoint
-from offsphere.training.loop import Method, Step, fit
-from offsphere.training.run import experiment_of, read_weights
+from offsphere.training.experiment import Experiment, Method, Step
+from offsphere.training.loop import fit
+from offsphere.training.run import read_weights
 from offsphere.training.settings import TrainSettings
 from offsphere.training.streams import stream
 from text import train_retrieval, train_sts
@@ -85,10 +86,8 @@ def trained(out: Path, validate=None, without: int = -1, end=None, **changes):
         return {"test/number": calls[-1]}
 
     with open_run(options, script="line", out=options.out) as folder:
-        metrics = fit(
-            method, Batches(without), options, folder, population=64, evaluate=evaluate,
-            validate=None if validate is None else lambda: validate(method),
-        )  # fmt: skip
+        score = None if validate is None else lambda: validate(method)
+        metrics = fit(given(method, Batches(without), 64, evaluate, score), options, folder)
     return metrics, method, folder
 
 
@@ -201,22 +200,24 @@ LANES = {
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_every_lane_chooses_by_its_validation_split(lane: str, tmp_path: Path, monkeypatch):
+def test_every_lane_chooses_by_its_validation_split(lane: str, tmp_path: Path):
     """The score of a run that is measured on test data is what another measures on validation."""
-    monkeypatch.setattr("tempfile.TemporaryDirectory", lambda: nullcontext(str(tmp_path)))
     script, more, names = LANES[lane]
     common = {**SMALL, **more, "out": str(tmp_path)}
     if script is train_retrieval:
         common["data"] = f"beir:{write_collection(tmp_path / 'tiny')}"
 
+    def built(**changes: str) -> Experiment:
+        found = script.make(script.Config(**common, **changes), RunFolder(tmp_path), None)
+        found.build()
+        return found
+
     def measured(split: str) -> float:
-        metrics = experiment_of(script.run, script.Config(**common, eval_split=split)).evaluate()
+        metrics = built(eval_split=split).evaluate()
         return sum(metrics[f"test/{name}"] for name in names) / len(names)
 
     wanted = measured("validation")
     for split in ("test", "validation"):
-        config = script.Config(**common, keep="best", eval_split=split)
-        score = experiment_of(script.run, config).validate
-        assert score is not None
-        assert score() == pytest.approx(wanted, rel=1e-6)
+        score = built(keep="best", eval_split=split).validate()
+        assert score == pytest.approx(wanted, rel=1e-6)
     assert measured("test") != pytest.approx(wanted)

@@ -12,11 +12,13 @@ from types import ModuleType
 
 import pytest
 import torch
+from experiments import given as experiment_of
 from torch import nn
 
 from offsphere.objective import Objective
 from offsphere.run.record import open_run
-from offsphere.training.loop import Method, Step, fit
+from offsphere.training.experiment import Method, Step
+from offsphere.training.loop import fit
 from offsphere.training.microbatch import split_step
 from offsphere.training.ranks import Ranks, Rows, Tensors
 from offsphere.training.settings import TrainSettings
@@ -142,7 +144,7 @@ def test_a_run_in_micro_batches_follows_the_run_in_whole_batches(tmp_path: Path)
         )
         method = cases.TwoTowers(objective)
         with open_run(settings, script="toy", out=tmp_path) as folder:
-            fit(method, Rowwise(), settings, folder, population=80, evaluate=dict)
+            fit(experiment_of(method, Rowwise(), 80), settings, folder)
             rows = folder.steps()
         names = ("train/loss", "train/gradient_norm", "train/temperature", "train/exponent_left")
         losses[size] = [row[name] for row in rows for name in names]
@@ -184,7 +186,7 @@ def test_a_method_with_only_a_forward_trains_whole_and_is_not_divided(tmp_path: 
     def losses(method: Method, name: str, microbatch: int | None = None) -> list[float]:
         settings = replace(base, microbatch=microbatch)
         with open_run(settings, script=name, out=tmp_path) as folder:
-            fit(method, Rowwise(), settings, folder, population=80, evaluate=dict)
+            fit(experiment_of(method, Rowwise(), 80), settings, folder)
             return [row["train/loss"] for row in folder.steps()]
 
     assert losses(ForwardOnly(), "whole") == losses(InParts(), "parts")

@@ -33,7 +33,7 @@ from offsphere.objective import Objective
 from offsphere.run.record import RunFolder
 from offsphere.training import ranks as ranks_module
 from offsphere.training.doctor import in_double
-from offsphere.training.loop import Method, Streamed
+from offsphere.training.experiment import Method, Streamed
 from offsphere.training.microbatch import prepare_batch_norm, split_step
 from offsphere.training.ranks import Ranks, Rows, Tensors, connected, share, take
 from offsphere.training.settings import TrainSettings
@@ -285,6 +285,7 @@ def streamed_clip(shards: Path) -> tuple[Method, Streamed, TrainSettings]:
     """CLIP on shards that can only be read in order, as its script builds it."""
     from crossmodal import experiment
     from crossmodal.methods import Clip
+    from crossmodal.splits import load_splits
     from crossmodal.stream import StreamedPairs
     from crossmodal.train_clip import Config
 
@@ -293,7 +294,7 @@ def streamed_clip(shards: Path) -> tuple[Method, Streamed, TrainSettings]:
         data=f"wds:file://{shards}/t-{{0..{SHARDS - 1}}}.tar", data_test=f"wds:{shards}/t-0.tar",
     )  # fmt: skip
     towers = experiment.build_towers(settings)
-    data = experiment.load_splits(settings, towers.image_size, frozen=False).train
+    data = load_splits(settings, towers.image_size, frozen=False).train
     assert isinstance(data, StreamedPairs)
     objective = experiment.build_objective(settings, len(data))
     method = Clip(towers, objective, experiment.random_look(towers, settings), settings)
@@ -694,7 +695,7 @@ def test_devices_are_not_started_from_within_another_program(tmp_path: Path, mon
     monkeypatch.setattr(sys, "argv", ["offsphere", "study"])
     settings = TrainSettings(devices=2, out=str(tmp_path), device="cpu")
     with pytest.raises(ValueError, match=r"--devices=2 .* run the script itself"):
-        train_run(settings, "toy", dict, lambda _folder: pytest.fail("built"))
+        train_run(settings, "toy", lambda *_: pytest.fail("made"))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from experiments import given as experiment_of
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -25,8 +26,9 @@ from offsphere.objective import Objective
 from offsphere.run.record import RunFolder, open_run
 from offsphere.training import streams
 from offsphere.training.checkpoint import FILE, load_checkpoint, save_checkpoint
+from offsphere.training.experiment import Method, Step
 from offsphere.training.loggers import open_loggers
-from offsphere.training.loop import Diverged, Method, Step, fit
+from offsphere.training.loop import Diverged, fit
 from offsphere.training.optim import build_optimizers, rate, set_rate
 from offsphere.training.run import eval_exponents
 from offsphere.training.settings import TrainSettings, canonical_cell, peak_lr, steps_of
@@ -69,7 +71,7 @@ def small(out: Path, **changes) -> TrainSettings:
 def trained(method: Method, settings: TrainSettings, data, **changes):
     with open_run(settings, script="line", out=settings.out) as folder:
         options = {"population": 64, "evaluate": lambda: {"test/knn": 0.25}} | changes
-        return fit(method, data, settings, folder, **options), folder
+        return fit(experiment_of(method, data, **options), settings, folder), folder
 
 
 # Streams

@@ -1,0 +1,133 @@
+"""What a lane brings to a run: the method, its batches, and what is measured of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from offsphere.objective import Objective
+from offsphere.training.ranks import Rows, Tensors, share, take
+
+
+class Step(NamedTuple):
+    """What a method makes of one batch: named losses, and the raw embeddings of both sides."""
+
+    losses: dict[str, Tensor]
+    left: Tensor
+    right: Tensor
+
+
+class Method(nn.Module):
+    """A trainable method: `method(batch, step)` is a `Step`, and it has an objective.
+
+    Its four parts let a batch pass the towers in pieces, on one process or on many: `inputs`,
+    `embed` and `constants` treat each row alone, `losses` sees the rows of the whole batch. With
+    nothing but a `forward` it trains too, as long as its batches are not divided.
+    """
+
+    objective: Objective
+
+    def inputs(self, batch: Any, step: int, rows: Rows | None = None) -> Tensors:
+        """What the towers take, of a batch that holds these rows of the step's (default: all)."""
+        raise _indivisible(self)
+
+    def embed(self, inputs: Tensors) -> Tensors:
+        """Raw embeddings, among them `left` and, unless it is a constant, `right`."""
+        raise _indivisible(self)
+
+    def constants(self, inputs: Tensors, step: int) -> Tensors:
+        """What the losses need beside that takes no gradient; by default nothing."""
+        return {}
+
+    def losses(self, embedded: Tensors) -> Tensors:
+        """The named losses of all embeddings and constants; `loss` is the one to differentiate."""
+        raise _indivisible(self)
+
+    def forward(self, batch: Any, step: int) -> Step:
+        """The four parts, one after the other, on the whole batch."""
+        inputs = self.inputs(batch, step)
+        embedded = self.embed(inputs)
+        with torch.no_grad():
+            embedded |= self.constants(inputs, step)
+        return Step(self.losses(embedded), embedded["left"], embedded["right"])
+
+    def telemetry(self, step: Step) -> dict[str, float]:
+        """Further numbers for a logged step; by default none."""
+        return {}
+
+    def after_step(self, progress: float) -> None:
+        """What follows the optimiser's step, at this share of the training; by default nothing."""
+
+
+def _indivisible(method: Method) -> NotImplementedError:
+    return NotImplementedError(
+        f"{type(method).__name__} has only a forward pass: to train it on several ranks or in "
+        "micro-batches, give it inputs, embed and losses."
+    )
+
+
+@runtime_checkable
+class Streamed(Protocol):
+    """Batches that can only be read in order."""
+
+    def from_step(self, start: int, total: int) -> Iterable[Any]:
+        """The batches of the steps `start` to `total` - 1."""
+        ...
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """Batches of which some rows can be had without the cost of the others."""
+
+    def part(self, step: int, rows: Rows) -> Any:
+        """These rows of a step's batch."""
+        ...
+
+
+def own_part(batches: Dataset, step: int, rows: Rows) -> Any:
+    """These rows of a step's batch, without the cost of the others where that can be had."""
+    if rows.all:
+        return batches[step]
+    if isinstance(batches, Divisible):
+        return batches.part(step, rows)
+    return take(batches[step], rows, share(rows.total, 0, 1))
+
+
+class Experiment:
+    """What a run trains and measures. Its data are read when it is made; `build` does the rest.
+
+    In between the run compares its data with those of its first start, so that a change is refused
+    before an encoder is loaded or a feature computed.
+    """
+
+    method: Any
+    """The `Method` that is trained; a lane names the kind of its own."""
+    batches: Dataset | Streamed
+    """batches[step] is the batch of a step, or `from_step` reads them in order."""
+    population: int
+    """Training samples."""
+    held_out: Any = None
+    """The validation data by which --keep=best chooses; None: there are none."""
+
+    def describe(self) -> dict[str, object]:
+        """The data by name, size and fingerprint, for the record."""
+        return {}
+
+    def build(self) -> None:
+        """Make method, batches and population."""
+
+    def evaluate(self) -> dict[str, float]:
+        """Named numbers of the method as it stands."""
+        return {}
+
+    def validate(self) -> float:
+        """One number on the held-out data alone, higher being better."""
+        raise NotImplementedError(f"{type(self).__name__} has held-out data, but measures nothing.")
+
+    def files(self) -> dict[str, Tensors]:
+        """What is kept beside the record at the end: file names and their named tensors."""
+        return {}
