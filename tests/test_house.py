@@ -59,7 +59,7 @@ CYCLES = {
     *("crossmodal.evaluate", "crossmodal.experiment", "crossmodal.features", "crossmodal.frozen"),
     *("crossmodal.methods", "crossmodal.subjects", "crossmodal.train_clip"),
     *("offsphere.training.keep", "offsphere.training.loop", "offsphere.training.microbatch"),
-    *("offsphere.training.run"),
+    "offsphere.training.run",
     *("vision.evaluate", "vision.experiment", "vision.methods"),
 }
 TOO_LONG = {

@@ -1,11 +1,22 @@
-"""Files written whole or not at all, and where the user's cache is. Imports no torch."""
+"""Files written whole or not at all, locks, and where the user's cache is. Imports no torch."""
 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # the first thing that a script or `offsphere` imports and Windows lacks
+    raise SystemExit(
+        "offsphere: error: Windows is not supported (run folders are locked as on Linux and "
+        "macOS). Use it inside WSL 2."
+    ) from None
+
+_locks: set[int] = set()
 
 
 def atomic_write(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
@@ -38,3 +49,37 @@ def cache_directory() -> Path | None:
         return Path(configured or Path.home() / ".cache") / "offsphere"
     except RuntimeError:
         return None
+
+
+class Lock:
+    """A file that is this process's until `release`; the kernel lets it go if the process dies.
+
+    `in_use` is what to say if another process has it, with {pid} for that process.
+    """
+
+    def __init__(self, file: Path, in_use: str) -> None:
+        lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise ValueError(in_use.replace("{pid}", file.read_text())) from None
+        os.truncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
+        _locks.add(lock)
+        self.release = weakref.finalize(self, _unlock, lock)
+
+
+def _unlock(lock: int) -> None:
+    if lock in _locks:
+        _locks.remove(lock)
+        os.close(lock)
+
+
+def _unlock_in_child() -> None:
+    """A forked data worker that outlives a killed trainer must not keep the trainer's lock."""
+    for lock in tuple(_locks):
+        _unlock(lock)
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)

@@ -17,20 +17,10 @@ import shlex
 import subprocess
 import sys
 import time
-import weakref
-from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-try:
-    import fcntl
-except ImportError:  # the first thing that a script or `offsphere` imports and Windows lacks
-    raise SystemExit(
-        "offsphere: error: Windows is not supported (run folders are locked as on Linux and "
-        "macOS). Use it inside WSL 2."
-    ) from None
 
 import offsphere
 from offsphere.run.addresses import public
@@ -43,7 +33,7 @@ from offsphere.run.config import (
     telling_name,
     to_yaml,
 )
-from offsphere.run.files import atomic_write
+from offsphere.run.files import Lock, atomic_write
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -51,7 +41,6 @@ if TYPE_CHECKING:
 PACKAGES = ("torch", "torchvision", "timm", "open_clip_torch", "lightly", "lightning-fabric")
 PACKAGES += ("webdataset", "clip-benchmark", "numpy", "scipy", "scikit-learn", "transformers")
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_locks: set[int] = set()
 
 
 class RunFolder(AbstractContextManager):
@@ -63,7 +52,10 @@ class RunFolder(AbstractContextManager):
     def __init__(self, path: str | Path, *, lock: bool = False) -> None:
         self.path = Path(path)
         self.checkpoint = self.path / "checkpoint"
-        self._let_go = _lock(self) if lock else None
+        self._lock = None
+        if lock:
+            in_use = f"{self.path} is in use by the process {{pid}}: wait for its end, or end it."
+            self._lock = Lock(self.path / ".lock", in_use)
         started = (self.path / "config.yaml").exists()
         self.state: str = self._state() if started else "new"
         self._opened, self._seconds_before = time.monotonic(), 0.0
@@ -147,8 +139,8 @@ class RunFolder(AbstractContextManager):
 
     def close(self) -> None:
         """Let the lock go."""
-        if self._let_go:
-            self._let_go()
+        if self._lock is not None:
+            self._lock.release()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -314,38 +306,6 @@ def _check_same_run(run: RunFolder, config: DataclassInstance, script: str) -> N
             f"{run.path} holds a run of other settings: {'; '.join(differ)}. "
             "Move that folder away, or choose another --out."
         )
-
-
-def _lock(run: RunFolder) -> Callable[[], object]:
-    """Lock the folder until the kernel or the returned function lets it go."""
-    file = run.path / ".lock"
-    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise ValueError(
-            f"{run.path} is in use by the process {file.read_text()}: wait for its end, or end it."
-        ) from None
-    os.truncate(lock, 0)
-    os.write(lock, str(os.getpid()).encode())
-    _locks.add(lock)
-    return weakref.finalize(run, _unlock, lock)
-
-
-def _unlock(lock: int) -> None:
-    if lock in _locks:
-        _locks.remove(lock)
-        os.close(lock)
-
-
-def _unlock_in_child() -> None:
-    """A forked data worker that outlives a killed trainer must not keep the trainer's lock."""
-    for lock in tuple(_locks):
-        _unlock(lock)
-
-
-os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 def _append(path: Path, line: bytes) -> None:

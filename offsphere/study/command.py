@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +14,7 @@ from typing import Any
 from offsphere.data.needs import has_changed, refuse_commands, refuse_missing, stamp
 from offsphere.run.command import stop_signals
 from offsphere.run.config import parse
+from offsphere.run.files import Lock
 from offsphere.run.record import RunFolder, write_json
 from offsphere.run.scripts import Scripts
 from offsphere.study.display import Display
@@ -237,18 +236,9 @@ def _tell_answer(folder: Path) -> None:
 def _locked(folder: Path) -> Iterator[None]:
     """The study's folder is this process's alone; the kernel lets it go if the process dies."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / ".study.lock"
-    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    in_use = "is in use by the study of process {pid}: wait for its end, end it, or choose another"
+    lock = Lock(folder / ".study.lock", f"{folder} {in_use} --out.")
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"{folder} is in use by the study of process {file.read_text()}: wait for its "
-                "end, end it, or choose another --out."
-            ) from None
-        os.truncate(lock, 0)
-        os.write(lock, str(os.getpid()).encode())
         yield
     finally:
-        os.close(lock)
+        lock.release()
