@@ -16,6 +16,8 @@ ROOT_VARIABLE = "OFFSPHERE_DATA"
 # Where the committed rows of the first studies had their data: part of those runs' names.
 COMMITTED_ROOT = "../shared/data"
 BEIR = ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv")
+STSB = ("sts-train.csv", "sts-dev.csv", "sts-test.csv")
+CAPTIONS = ("train.jsonl", "dev.jsonl", "test.jsonl")
 
 
 class Known(NamedTuple):
@@ -37,114 +39,53 @@ class Known(NamedTuple):
     """Whether committed rows name it by its place below COMMITTED_ROOT."""
 
 
-def _shards(folder: str, *parts: str) -> tuple[str, ...]:
-    names = (f"{folder}/{folder}-{part}.tar" for part in parts)
-    return (*names, f"{folder}/classnames.txt")
+def _shards(folder: str, part: str, fingerprint: str, make: str, test: str | None = None) -> Known:
+    """Labelled pictures in tar shards with class names beside them; train has five shards."""
+    numbers, pattern = (range(5), "{000000..000004}") if part == "train" else (range(1), "000000")
+    tars = (f"{folder}/{folder}-{part}-{number:06d}.tar" for number in numbers)
+    files = (*tars, f"{folder}/classnames.txt")
+    place = f"{folder}/{folder}-{part}-{pattern}.tar"
+    return Known("wds", place, files, fingerprint, make, test, is_committed=folder == "cifar10")
 
 
-def _below(folder: str, *names: str) -> tuple[str, ...]:
-    return tuple(f"{folder}/{name}" for name in names)
+def _flickr(part: str, fingerprint: str, test: str | None = None) -> Known:
+    make = "Flickr8k at 128 x 128 pixels, as jpg + json {captions} in one tar per split"
+    place = f"flickr8k/flickr8k-128-{part}.tar"
+    return Known("wds", place, (place,), fingerprint, make, test, is_committed=True)
 
 
-FIVE = "{000000..000004}"
-NUMBERED = tuple(f"train-{number:06d}" for number in range(5))
-CIFAR10 = "torchvision's CIFAR-10 as jpg + cls in five tar shards and one for test"
+def _folder(kind: str, folder: str, fingerprint: str, make: str, *files: str) -> Known:
+    """A folder with files of fixed names."""
+    below = tuple(f"{folder}/{file}" for file in files)
+    committed = folder in ("scifact", "stsb")
+    return Known(kind, folder, below, fingerprint, make, is_committed=committed)
+
+
+CIFAR = "torchvision's CIFAR-10 as jpg + cls in five tar shards and one for test"
 TINY = "100 classes of Tiny-ImageNet at 32 pixels, as jpg + cls in tar shards"
-FLICKR = "Flickr8k at 128 x 128 pixels, as jpg + json {captions} in one tar per split"
+DEBIAN = "summaries and descriptions of Debian's package index, in BEIR's layout"
+NPL = "the NPL (Vaswani) test collection, in BEIR's layout"
+CISI = "the development half of the CISI test collection, in BEIR's layout"
+MULTI30K = "Multi30k's five English captions of each picture, a JSON object per line"
 KNOWN = {
-    "cifar10-shards": Known(
-        "wds",
-        f"cifar10/cifar10-train-{FIVE}.tar",
-        _shards("cifar10", *NUMBERED),
-        "f4187d96853db408",
-        CIFAR10,
-        "cifar10-shards:test",
-        is_committed=True,
+    "cifar10-shards": _shards("cifar10", "train", "f4187d96853db408", CIFAR, "cifar10-shards:test"),
+    "cifar10-shards:test": _shards("cifar10", "test", "65c8168b2382f2f2", CIFAR),
+    "tinyimagenet32": _shards(
+        "tinyimagenet32", "train", "c256fd23200736f5", TINY, "tinyimagenet32:test"
     ),
-    "cifar10-shards:test": Known(
-        "wds",
-        "cifar10/cifar10-test-000000.tar",
-        _shards("cifar10", "test-000000"),
-        "65c8168b2382f2f2",
-        CIFAR10,
-        is_committed=True,
+    "tinyimagenet32:test": _shards("tinyimagenet32", "test", "667ccf60f7737763", TINY),
+    "flickr8k-128": _flickr("train", "0b404ac1c8ec009d", "flickr8k-128:dev"),
+    "flickr8k-128:dev": _flickr("dev", "33a1a27b0e30c0d7"),
+    "scifact": _folder(
+        "beir", "scifact", "701881eca3ce83dd", "unpack BEIR's scifact.zip", *BEIR, "qrels/train.tsv"
     ),
-    "tinyimagenet32": Known(
-        "wds",
-        f"tinyimagenet32/tinyimagenet32-train-{FIVE}.tar",
-        _shards("tinyimagenet32", *NUMBERED),
-        "c256fd23200736f5",
-        TINY,
-        "tinyimagenet32:test",
+    "debian": _folder(
+        "beir", "debian", "0e6183f014943712", DEBIAN, *BEIR, "qrels/train.tsv", "qrels/dev.tsv"
     ),
-    "tinyimagenet32:test": Known(
-        "wds",
-        "tinyimagenet32/tinyimagenet32-test-000000.tar",
-        _shards("tinyimagenet32", "test-000000"),
-        "667ccf60f7737763",
-        TINY,
-    ),
-    "flickr8k-128": Known(
-        "wds",
-        "flickr8k/flickr8k-128-train.tar",
-        _below("flickr8k", "flickr8k-128-train.tar"),
-        "0b404ac1c8ec009d",
-        FLICKR,
-        "flickr8k-128:dev",
-        is_committed=True,
-    ),
-    "flickr8k-128:dev": Known(
-        "wds",
-        "flickr8k/flickr8k-128-dev.tar",
-        _below("flickr8k", "flickr8k-128-dev.tar"),
-        "33a1a27b0e30c0d7",
-        FLICKR,
-        is_committed=True,
-    ),
-    "scifact": Known(
-        "beir",
-        "scifact",
-        _below("scifact", *BEIR, "qrels/train.tsv"),
-        "701881eca3ce83dd",
-        "unpack BEIR's scifact.zip",
-        is_committed=True,
-    ),
-    "debian": Known(
-        "beir",
-        "debian",
-        _below("debian", *BEIR, "qrels/train.tsv", "qrels/dev.tsv"),
-        "0e6183f014943712",
-        "summaries and descriptions of Debian's package index, in BEIR's layout",
-    ),
-    "npl": Known(
-        "beir",
-        "npl",
-        _below("npl", *BEIR),
-        "6b17d2c238b8e993",
-        "the NPL (Vaswani) test collection, in BEIR's layout",
-    ),
-    "cisi": Known(
-        "beir",
-        "cisi",
-        _below("cisi", *BEIR),
-        "c29ce111e5707f77",
-        "the development half of the CISI test collection, in BEIR's layout",
-    ),
-    "stsb": Known(
-        "stsb",
-        "stsb",
-        _below("stsb", "sts-train.csv", "sts-dev.csv", "sts-test.csv"),
-        "1bda620cd5368847",
-        "unpack Stsbenchmark.tar.gz",
-        is_committed=True,
-    ),
-    "multi30k": Known(
-        "captions",
-        "multi30k",
-        _below("multi30k", "train.jsonl", "dev.jsonl", "test.jsonl"),
-        "2feb7e767b8db5f6",
-        "Multi30k's five English captions of each picture, a JSON object per line",
-    ),
+    "npl": _folder("beir", "npl", "6b17d2c238b8e993", NPL, *BEIR),
+    "cisi": _folder("beir", "cisi", "c29ce111e5707f77", CISI, *BEIR),
+    "stsb": _folder("stsb", "stsb", "1bda620cd5368847", "unpack Stsbenchmark.tar.gz", *STSB),
+    "multi30k": _folder("captions", "multi30k", "2feb7e767b8db5f6", MULTI30K, *CAPTIONS),
 }
 
 
