@@ -327,15 +327,23 @@ def _flagged(
     the field has a default. After a switch, and after a flag's one value, a word has no flag."""
     hints = get_type_hints(config_class)
     kinds = {f"--{field.replace('_', '-')}": _leaves(hint) for field, hint in hints.items()}
-    own, rest, room = list[str](), list[str](), 0.0
+    lists = {flag: list[str]() for flag, kind in kinds.items() if tuple in kind}
+    own, rest = list[str](), list[str]()
+    taker, room = own, math.inf
     for word in argv:
-        if word.startswith("-"):
-            kind = kinds.get(word, (bool,))
-            room = math.inf if tuple in kind else float(bool not in kind)
+        flag, equals, value = word.partition("=")
+        if flag in lists:  # a list may be given piece by piece
+            lists[flag] += [value] if equals else []
+            taker, room = (own if equals else lists[flag]), math.inf
+        elif word.startswith("-"):
             rest.append(word)
+            takes = not equals and bool not in kinds.get(flag, (bool,))
+            taker, room = (rest, 1) if takes else (own, math.inf)
         else:
-            (rest if room else own).append(word)
-            room = max(room - 1, 0.0)
+            taker.append(word)
+            room -= 1
+            taker, room = (taker, room) if room else (own, math.inf)
+    rest += [word for flag, values in lists.items() if values for word in (flag, *values)]
     if len(own) > 1 and tuple not in _leaves(hints[name]):
         raise ValueError(f"Unexpected {own[1]!r}: settings are flags such as --name=value.")
     given = own or any(word.partition("=")[0] == f"--{name}" for word in rest)

@@ -353,3 +353,25 @@ def test_help_is_complete_and_imports_nothing_heavy(tmp_path):
         0,
         "Config(cell='dot', batch_size=256, out='results')\n",
     )
+
+
+@dataclass(frozen=True)
+class Worded:
+    file: str
+    run: tuple[str, ...] = ()
+    rows: int = 5
+    smoke: bool = False
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "a.yaml --smoke --run=x --run=y --rows=2",
+        "--smoke a.yaml --run x y --rows 2",
+        "--rows 2 a.yaml --run x --smoke --run y",
+        "--run=x --rows=2 --smoke --file=a.yaml --run y",
+    ],
+)
+def test_words_without_a_flag_may_stand_anywhere(words):
+    found = parse(Worded, words.split(), words=("file", "FILE.yaml"))
+    assert found == Worded("a.yaml", ("x", "y"), 2, smoke=True)
