@@ -1,15 +1,17 @@
-"""The lanes' tasks: who is left, who is right, which is the query; and what papers printed."""
+"""The scripts' tasks, as they declare them: who is left, who is right, what was measured how."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from offsphere.analysis.foreign import read_json
+from offsphere.run import safe_yaml
 from offsphere.run.scripts import Role, Task
-from offsphere.share import TASKS
+from offsphere.share import MEASURES, TASKS
 
 
 class Reference(NamedTuple):
@@ -58,24 +60,28 @@ def role_of(tasks: Tasks, script: str, settings: Mapping[str, Any]) -> Role:
     return next(meets, last)
 
 
+@cache
 def outcomes_of(metric: str) -> tuple[str, ...]:
-    """The per-example outcomes whose mean a metric of the lanes is; of several, their mean."""
-    if metric.startswith("untrained/"):
-        after = outcomes_of(metric.replace("untrained/", "test/", 1))
-        return tuple(f"untrained_{name}" for name in after)
-    name = metric.removeprefix("test/")
-    if name == "mean_r1":
-        return ("i2t_hit1", "t2i_hit1")
-    if name.startswith(("i2t_r", "t2i_r")):
-        return (name.replace("_r", "_hit"),)
-    if name.startswith(("probe", "knn", "zero_shot_")):
-        return (f"{name}_correct",)
-    return (name,)
+    """The per-example outcomes whose mean a metric is; of several, their mean."""
+    before = "untrained_" if metric.startswith("untrained/") else ""
+    name = metric.removeprefix("untrained/" if before else "test/")
+    return tuple(f"{before}{outcome}" for outcome in _said("outcomes", name).split())
 
 
 def unit_of(outcome: str) -> str:
-    """The outcome that has one number per independent example: several captions share an image."""
-    return "i2t_hit1" if outcome.startswith(("i2t", "t2i")) else outcome
+    """The outcome that has one number per independent example of another one's test set."""
+    return _said("units", outcome)
+
+
+def _said(table: str, name: str) -> str:
+    """What a table of patterns says of a name; the name itself if it says nothing."""
+    found = ((re.fullmatch(pattern, name), said) for pattern, said in _measures()[table].items())
+    return next((match.expand(said) for match, said in found if match), name)
+
+
+@cache
+def _measures() -> dict[str, Any]:
+    return safe_yaml.load(MEASURES.read_text(encoding="utf-8"), MEASURES)
 
 
 def published_variance() -> list[Reference]:
