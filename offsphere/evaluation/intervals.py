@@ -1,4 +1,4 @@
-"""Intervals of shares and of their paired differences, also where a bootstrap collapses.
+"""Estimates of shares and of their paired differences, also where a bootstrap collapses.
 
 Examples drawn again can only repeat what was seen: of 20 right answers every draw is 100 % right,
 and the interval has no width. Where there are fewer than `FEW` answers of a kind, or changed
@@ -8,16 +8,21 @@ answers, closed formulas that know the number of examples take its place.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
+from offsphere.estimate import Estimate
+
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
 FEW = 5.0
+DRAWS_AT_ONCE = 2**22
+"""Drawn examples of the bootstrap in memory."""
 
 
 def percentiles(values: Float[Tensor, " times"], level: float) -> tuple[float, float]:
@@ -50,20 +55,60 @@ def square_and_add(gains: float, losses: float, n: int, level: float) -> tuple[f
     return low, high
 
 
-def share_interval(
-    share: float, drawn: Float[Tensor, " times"], n: int, level: float
-) -> tuple[float, float]:
-    """The interval of a share over n independent examples, from its bootstrap values."""
-    if min(share, 1 - share) * n < FEW:
-        return wilson(min(max(share, 0.0), 1.0), n, level)
-    return percentiles(drawn, level)
+def share(value: float, drawn: Float[Tensor, " times"], n: int, level: float) -> Estimate:
+    """A mean of n independent numbers between 0 and 1, from its bootstrap values."""
+    if min(value, 1 - value) * n < FEW:
+        return Estimate(value, *wilson(min(max(value, 0.0), 1.0), n, level), n)
+    return Estimate(value, *percentiles(drawn, level), n)
 
 
-def change_interval(
-    changes: Float[Tensor, " n"], drawn: Float[Tensor, " times"], level: float
-) -> tuple[float, float]:
-    """The interval of a mean change between -1 and 1, from each example's own change."""
+def change(
+    value: float, changes: Float[Tensor, " n"], drawn: Float[Tensor, " times"], level: float
+) -> Estimate:
+    """A mean change between -1 and 1, from each example's own change and the bootstrap values."""
     gains, losses = changes.clamp(min=0).sum().item(), (-changes).clamp(min=0).sum().item()
     if gains + losses < FEW:
-        return square_and_add(gains, losses, len(changes), level)
-    return percentiles(drawn, level)
+        ends = square_and_add(gains, losses, len(changes), level)
+    else:
+        ends = percentiles(drawn, level)
+    return Estimate(value, *ends, len(changes))
+
+
+def clustered_mean(
+    values: Float[Tensor, " q"],
+    cluster: Int[Tensor, " q"],
+    level: float,
+    resamples: int,
+    seed: int,
+    kind: Literal["share", "change", "number"] = "number",
+) -> Estimate:
+    """The mean, and its interval over clusters (images with their captions) drawn again."""
+    total, count = cluster_sums(values, cluster)
+    drawn = [total[tile].sum(1) / count[tile].sum(1) for tile in draws(len(total), resamples, seed)]
+    mean, again, n = values.double().mean().item(), torch.cat(drawn), len(total)
+    if kind == "share":
+        return share(mean, again, n, level)
+    if kind == "change":
+        return change(mean, total * (n / len(values)), again, level)
+    return Estimate(mean, *percentiles(again, level), n)
+
+
+def cluster_sums(
+    values: Float[Tensor, " q"], cluster: Int[Tensor, " q"]
+) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
+    """The sum of each cluster's values, and how many there are."""
+    names, row = cluster.unique(return_inverse=True)
+    total = torch.bincount(row, values.double(), minlength=len(names))
+    return total, torch.bincount(row, minlength=len(names)).double()
+
+
+def draws(examples: int, times: int, seed: int) -> Iterator[Int[Tensor, "b examples"]]:
+    """`times` rows of examples drawn with replacement, some rows at a time.
+
+    The same seed draws the same examples, so results of two scores on them are paired.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rows = max(1, DRAWS_AT_ONCE // examples)
+    for start in range(0, times, rows):
+        shape = (min(rows, times - start), examples)
+        yield torch.randint(examples, shape, generator=generator)

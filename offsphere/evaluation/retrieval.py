@@ -8,7 +8,7 @@ construction give exactly the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 SCORES_AT_ONCE = 2**24
 """Scores of one tile: whole rows of queries, 128 MB."""
-
-DRAWS_AT_ONCE = 2**22
-"""Drawn examples of the bootstrap in memory."""
 
 Exponents = tuple[float, float]
 """(image, text) exponents of a cell."""
@@ -124,39 +121,6 @@ def same_ranking(
     for name, exponents in cells.items():
         groups.setdefault(float(exponents[side]), []).append(name)
     return [tuple(names) for names in groups.values()]
-
-
-def bootstrap(
-    outcomes: Mapping[str, Tensor], owner: Int[Tensor, " m"], *, times: int = 1000, seed: int = 0
-) -> dict[str, Float[Tensor, " times"]]:
-    """Each recall on sets of images drawn with replacement, captions going with their image.
-
-    The same seed draws the same images whatever the cell, so results of two cells are paired.
-    """
-    images, owner = len(outcomes["i2t_rank"]), owner.cpu()
-    captions = torch.bincount(owner, minlength=images).double()
-    drawn_values: dict[str, list[Tensor]] = {}
-    hits = {key: x.double() for key, x in outcomes.items() if "hit" in key}
-    for key in [key for key in hits if key.startswith("t2i")]:
-        hits[key] = torch.bincount(owner, weights=hits[key], minlength=images)
-    for drawn in draws(images, times, seed):
-        drawn_captions = captions[drawn].sum(1)
-        for key, x in hits.items():
-            total = drawn_captions if key.startswith("t2i") else images
-            drawn_values.setdefault(key.replace("hit", "r"), []).append(x[drawn].sum(1) / total)
-    values = {key: torch.cat(parts) for key, parts in drawn_values.items()}
-    if "i2t_r1" in values:
-        values["mean_r1"] = (values["i2t_r1"] + values["t2i_r1"]) / 2
-    return values
-
-
-def draws(examples: int, times: int, seed: int) -> Iterator[Int[Tensor, "b examples"]]:
-    """`times` rows of examples drawn with replacement, some rows at a time."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = max(1, DRAWS_AT_ONCE // examples)
-    for start in range(0, times, rows):
-        shape = (min(rows, times - start), examples)
-        yield torch.randint(examples, shape, generator=generator)
 
 
 def standings(

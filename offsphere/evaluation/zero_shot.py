@@ -6,7 +6,6 @@ counts: cosine ties with dnorm, and dot with qnorm, by construction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from offsphere.cells import SMALLEST_NORM
 from offsphere.evaluation.geometry import unit
-from offsphere.evaluation.retrieval import Exponents, checked_side, draws, standings
+from offsphere.evaluation.retrieval import checked_side, standings
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -72,45 +71,6 @@ def zero_shot(
         outcomes["top5"] = standing.hit(5)
         metrics["top5"] = outcomes["top5"].mean().item()
     return ZeroShot(metrics, outcomes)
-
-
-def scored_with(
-    images: Float[Tensor, "n d"],
-    texts: Float[Tensor, "t d"],
-    owner: Int[Tensor, " t"],
-    classes: int,
-    labels: Int[Tensor, " n"],
-    cells: Mapping[str, Exponents],
-) -> dict[str, ZeroShot]:
-    """Zero-shot results for each cell; cells that tie by construction are computed once."""
-    by_exponent = {
-        g: zero_shot(images, class_vectors(texts, owner, classes, g), labels)
-        for g in {float(text) for _, text in cells.values()}
-    }
-    return {name: by_exponent[float(text)] for name, (_, text) in cells.items()}
-
-
-def bootstrap(
-    outcomes: Mapping[str, Tensor], *, times: int = 1000, seed: int = 0
-) -> dict[str, Float[Tensor, " times"]]:
-    """top1, top5 and mean_class_recall on sets of images drawn with replacement.
-
-    The same seed draws the same images whatever the cell, so results of two cells are paired.
-    """
-    correct, labels = outcomes["correct"].double(), outcomes["label"]
-    classes = int(labels.max()) + 1
-    parts: dict[str, list[Tensor]] = {"top1": [], "mean_class_recall": []}
-    for drawn in draws(len(labels), times, seed):
-        parts["top1"].append(correct[drawn].mean(1))
-        if "top5" in outcomes:
-            parts.setdefault("top5", []).append(outcomes["top5"][drawn].mean(1))
-        row = torch.arange(len(drawn))[:, None] * classes
-        place = (row + labels[drawn]).flatten()
-        count = torch.bincount(place, minlength=len(drawn) * classes).double()
-        right = torch.bincount(place, correct[drawn].flatten(), minlength=len(count))
-        recall = (right / count).view(len(drawn), classes)
-        parts["mean_class_recall"].append(recall.nanmean(1))
-    return {name: torch.cat(values) for name, values in parts.items()}
 
 
 def _checked_texts(texts: Tensor, owner: Tensor, classes: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What an audit recommends, by rules in one place. Imports no torch."""
+"""What an audit recommends, from its table, by rules in one place. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from offsphere.audit.table import HALF, Table
+from offsphere.audit.words import points
+from offsphere.estimate import Estimate
+
 if TYPE_CHECKING:
-    from crossmodal.audit_measures import Confidence, DirectionAudit, Estimate, Remedies
-    from crossmodal.audit_probe import Probe
+    from offsphere.audit.search import Direction
 
 Verdict = Literal[
     "at chance",
@@ -32,8 +35,8 @@ class Rules:
 
     margin: float = 0.01
     """A difference below it does not matter."""
-    least_images: int = 100
-    """Fewer decide nothing: images, with their captions, are what is drawn again."""
+    least_examples: int = 100
+    """Fewer decide nothing: examples (an image with its captions, a query) are drawn again."""
     least_of_a_kind: int = 20
     """Fewer right, or fewer wrong answers do not say what tells them apart."""
     constant_cv: float = 0.001
@@ -43,7 +46,6 @@ class Rules:
 
 
 RULES = Rules()
-PROBE = "prompt probe"
 
 
 @dataclass(frozen=True)
@@ -63,20 +65,41 @@ class Advice:
     statements: tuple[Statement, ...]
 
 
-def recommend(found: DirectionAudit) -> tuple[Statement, ...]:
+class Evidence:
+    """What the table says about one direction, under short names."""
+
+    def __init__(self, table: Table, direction: Direction, own: str) -> None:
+        self.table, self.words, self.own = table, direction, own
+
+    def of(self, scored_with: str, metric: str) -> Estimate | None:
+        """The estimate, or None where it was not measured."""
+        return self.table.get(self.words.data, self.words.title, scored_with, metric)
+
+    def number(self, metric: str, scored_with: str = "") -> float:
+        """A fact of the direction."""
+        return self.table.value(self.words.data, self.words.title, scored_with, metric)
+
+    def cells(self) -> dict[str, Estimate]:
+        """The metric that decides, scored with each cell."""
+        names = self.table.scores(
+            self.words.data, self.words.title, f"{self.words.metric}_minus_cosine"
+        )
+        found = {name: self.of(name, self.words.metric) for name in names}
+        return {name: x for name, x in found.items() if x is not None}
+
+
+def recommend(table: Table, direction: Direction, own: str) -> Advice:
     """What to do in one direction: with the candidates' norms, the query's norm, the remedies."""
-    if at_chance(found):
-        return (_about_chance(found),)
-    return (
-        _about_magnitude(found),
-        _about_confidence(found.confidence, found.query),
-        _about_remedies(found.remedies),
-    )
+    found = Evidence(table, direction, own)
+    statements = (_about_chance(found),)
+    if not at_chance(found):
+        statements = (_about_magnitude(found), _about_confidence(found), _about_remedies(found))
+    return Advice(direction.data, direction.title, statements)
 
 
 def headline(advice: Sequence[Advice], own: str) -> str:
     """The whole audit in one line: what to do with magnitude, and why."""
-    said = [(x, x.statements[0]) for x in advice if x.data != PROBE]
+    said = [(x, x.statements[0]) for x in advice]
     by_verdict: dict[str, list[tuple[Advice, Statement]]] = {}
     for each in said:
         by_verdict.setdefault(each[1].verdict, []).append(each)
@@ -99,21 +122,20 @@ def headline(advice: Sequence[Advice], own: str) -> str:
     return f"Keep scoring with {own}, nothing is settled: {_lower(open_ones[0][1].text)}"
 
 
-def at_chance(found: DirectionAudit) -> bool:
+def at_chance(found: Evidence) -> bool:
     """Whether no score, with any exponent, is shown to answer better than a guess."""
-    chance = found.chance[found.metric]
-    return all(row.metrics[found.metric].low <= chance for row in found.scored)
+    chance = found.number(found.words.metric, "chance")
+    return all(share.low <= chance for share in found.cells().values())
 
 
-def _about_chance(found: DirectionAudit) -> Statement:
-    best = max(found.scored, key=lambda row: row.metrics[found.metric].value)
-    share, chance = best.metrics[found.metric], found.chance[found.metric]
+def _about_chance(found: Evidence) -> Statement:
+    share = max(found.cells().values(), key=lambda x: x.value).times(100)
+    chance = found.number(found.words.metric, "chance")
     return Statement(
         "at chance",
-        f"{found.metric} is {100 * share.value:.1f} % [{100 * share.low:.1f}, "
-        f"{100 * share.high:.1f}] at best, and guessing gives {100 * chance:.1f} %: whatever the "
-        f"norms do here is noise. Take data that the model knows, or more of it "
-        f"({found.queries} queries).",
+        f"{found.words.metric} is {share.value:.1f} % [{share.low:.1f}, {share.high:.1f}] at best, "
+        f"and guessing gives {100 * chance:.1f} %: whatever the norms do here is noise. Take data "
+        f"that the model knows, or more of it ({found.number('queries'):.0f} queries).",
     )
 
 
@@ -126,25 +148,27 @@ def _lower(text: str) -> str:
     return text[0].lower() + text[1:]
 
 
-def _about_magnitude(found: DirectionAudit) -> Statement:
+def _about_magnitude(found: Evidence) -> Statement:
     """Rules for the difference of the raw and the normalised candidates' scores."""
-    difference = found.with_exponent(0.0).minus_cosine[found.metric]
-    evidence = f"{points(difference)} of {found.metric} over {found.queries} queries"
-    margin, images, side = RULES.margin, found.images, f"{found.candidates} embeddings"
-    if found.candidate_cv < RULES.constant_cv:
+    words, cv = found.words, found.number("candidate_norm_cv")
+    difference = found.of("dot", f"{words.metric}_minus_cosine")
+    assert difference is not None
+    evidence = f"{points(difference)} of {words.metric} over {found.number('queries'):.0f} queries"
+    margin, side = RULES.margin, f"{words.candidates} embeddings"
+    if cv < RULES.constant_cv:
         return Statement(
             "already normalised",
-            f"The norms of the {side} do not vary (CV {found.candidate_cv:.2g}): dot and cosine "
-            "are one. If they were normalised on the way here, audit the raw ones.",
+            f"The norms of the {side} do not vary (CV {cv:.2g}): dot and cosine are one. If they "
+            "were normalised on the way here, audit the raw ones.",
         )
-    if images < RULES.least_images:
+    if difference.n < RULES.least_examples:
         return Statement(
             "inconclusive",
-            f"{images} images are too few to choose between cosine and dot (dot minus cosine: "
-            f"{evidence}).",
+            f"{difference.n} {words.examples} are too few to choose between cosine and dot (dot "
+            f"minus cosine: {evidence}).",
         )
-    # If nothing changed for n images, 3 / n is the largest share of all that may change (95 %).
-    if max(-difference.low, difference.high, 3 / images) <= margin:
+    # If nothing changed for n examples, 3 / n is the largest share of all that may change (95 %).
+    if max(-difference.low, difference.high, 3 / difference.n) <= margin:
         return Statement(
             "no difference",
             f"The norms of the {side} change the result by less than {100 * margin:g} point "
@@ -167,21 +191,24 @@ def _about_magnitude(found: DirectionAudit) -> Statement:
     )
 
 
-def _about_confidence(found: Confidence, query: str) -> Statement:
+def _about_confidence(found: Evidence) -> Statement:
     """Rules for the AUROC of the query's norm: a ranking cannot use it, a confidence can."""
-    if min(found.right, found.wrong) < RULES.least_of_a_kind:
+    query = found.words.query
+    right, wrong = (found.number(f"answers_{kind}", found.own) for kind in ("right", "wrong"))
+    if min(right, wrong) < RULES.least_of_a_kind:
         return Statement(
             "inconclusive",
             f"There are too few answers of a kind to say whether the {query}'s norm tells right "
-            f"from wrong: {found.right} right and {found.wrong} wrong.",
+            f"from wrong: {right:.0f} right and {wrong:.0f} wrong.",
         )
-    if found.query_norm is None:
+    area = found.of(found.own, "query_norm_auroc")
+    effect = found.of(found.own, "query_norm_cohens_d")
+    if area is None or effect is None:
         return Statement(
             "norm does not tell", f"The {query}'s norm is the same for right and wrong answers."
         )
-    area, effect = found.query_norm.auroc, found.query_norm.cohens_d
-    evidence = f"AUROC {spread(area)}, Cohen's d {spread(effect)}"
-    if area.low <= 0.5 <= area.high:
+    evidence = f"AUROC {area:.2f}, Cohen's d {effect:.2f}"
+    if not area.excludes(0.5):
         return Statement(
             "norm does not tell",
             f"The {query}'s norm is about as large for right answers as for wrong ({evidence}).",
@@ -196,67 +223,28 @@ def _about_confidence(found: Confidence, query: str) -> Statement:
     )
 
 
-def _about_remedies(found: Remedies) -> Statement:
+def _about_remedies(found: Evidence) -> Statement:
     """Rules for the remedies: the best of those whose gain on the judged half is sure."""
-    where = f"fitted on {found.reference} images, judged on {found.judged} others"
-    if found.judged < RULES.least_images:
-        return Statement("inconclusive", f"Too few images to judge remedies ({where}).")
-    sure = [
-        (row.minus_cosine.value, row.name, row.minus_cosine)
-        for row in found.rows
-        if row.minus_cosine is not None and row.minus_cosine.low > 0
-    ]
+    words, judged = found.words, found.number("judged_on")
+    where = (
+        f"fitted on {found.number('fitted_on'):.0f} {words.examples}, judged on {judged:.0f} others"
+    )
+    if judged < RULES.least_examples:
+        return Statement("inconclusive", f"Too few {words.examples} to judge remedies ({where}).")
+    metric = f"{words.hit}_minus_cosine{HALF}"
+    gains = {
+        name: found.of(name, metric) for name in found.table.scores(words.data, words.title, metric)
+    }
+    sure = {name: gain for name, gain in gains.items() if gain is not None and gain.low > 0}
     if not sure:
         return Statement(
             "no remedy",
             f"Every remedy's gain over plain cosine may be 0 or less ({where}).",
         )
-    _, name, gain = max(sure, key=lambda row: row[0])
+    name, gain = max(sure.items(), key=lambda row: row[1].value)
     what = {"centred": "Centre first", "centred, then dot": "Centre first, then use dot"}
     return Statement(
         "use a remedy",
         f"{what.get(name, f'Try {name}')}: {points(gain)} against plain cosine ({where}; the "
-        f"interval is at {found.level:.0%} because it is the best of several).",
+        f"interval is at {found.number('remedies_level'):.0%} because it is the best of several).",
     )
-
-
-def recommend_from_probe(found: Probe) -> tuple[Statement, ...]:
-    """What the prompt probe says of cosine, and of dot and centring beside it."""
-    evidence = (
-        f"mean cosine {found.same_template.value:.2f} for the same template with another noun, "
-        f"{found.same_noun.value:.2f} for the same noun in another template, difference "
-        f"{spread(found.excess)}"
-    )
-    if found.excess.low > 0:
-        said = Statement("syntax over meaning", f"Cosine overvalues shared syntax: {evidence}.")
-    elif found.excess.high < 0:
-        said = Statement(
-            "meaning over syntax", f"Cosine puts shared meaning above shared syntax: {evidence}."
-        )
-    else:
-        said = Statement("inconclusive", f"Syntax and meaning weigh about the same: {evidence}.")
-    statements = [said]
-    for name, words in (("dot", "Keeping the norms"), ("centred", "Centring")):
-        change = found.nearest[name].same_noun_minus_cosine
-        if change.low > 0:
-            statements.append(
-                Statement(
-                    "use magnitude" if name == "dot" else "use a remedy",
-                    f"{words} makes the nearest text one of the same noun more often than cosine "
-                    f"does: {points(change)}.",
-                )
-            )
-    return tuple(statements)
-
-
-def points(difference: Estimate) -> str:
-    """A difference of shares in percentage points, with its interval."""
-    return (
-        f"{100 * difference.value:+.1f} points "
-        f"[{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
-    )
-
-
-def spread(found: Estimate) -> str:
-    """A value with its interval."""
-    return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"

@@ -1,0 +1,312 @@
+"""What norms look like, what they say about right and wrong answers, what remedies change.
+
+Answers whose right candidate ties with a wrong one are neither right nor wrong: they are left out
+of the comparison of right and wrong answers, and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from offsphere.audit.scoring import LEVEL, How, Outcomes, candidate_exponent
+from offsphere.audit.search import LEAST_EXAMPLES, Search
+from offsphere.audit.table import HALF, Problem, Table
+from offsphere.estimate import Estimate
+from offsphere.evaluation import geometry
+from offsphere.evaluation.confidence import auroc
+from offsphere.evaluation.intervals import clustered_mean, draws, percentiles, share
+from offsphere.evaluation.retrieval import same_ranking
+from offsphere.evaluation.similarity import (
+    CellSimilarity,
+    Centred,
+    Csls,
+    QueryZScore,
+    Similarity,
+    TopRemoved,
+    Whitened,
+)
+from offsphere.evaluation.similarity import similarity as named
+from offsphere.names import CORNERS
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+NEIGHBOURS = 10
+"""k of hubness and of CSLS, or a tenth of the candidates if these are fewer than 100."""
+HISTOGRAM_BINS = 30
+GROUPS = 10
+"""Groups of queries by norm, of at least so many queries each."""
+SCORES_AT_ONCE = 2**24
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Numbers that belong together in a chart; a histogram has one more x than y, its edges."""
+
+    data: str
+    direction: str
+    kind: Literal["norms", "right by norm"]
+    name: str
+    """Of the side that is counted, or asks."""
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+
+def measure_sides(sides: Mapping[str, Tensor], search: Search, table: Table) -> list[Curve]:
+    """Add the norms and the shape of both sides of a data set, under its first direction.
+
+    Returned are the norms' histograms.
+    """
+    place, curves = (search.direction.data, search.direction.title), []
+    for name, x in sides.items():
+        shape = geometry.isotropy(x) | geometry.anisotropy(x)
+        measured = {f"norm_{name}_{key}": v for key, v in geometry.norm_statistics(x).items()}
+        measured |= {f"{name}_{key}": value for key, value in shape.items()}
+        for metric, value in measured.items():
+            table.add(*place, "", metric, Estimate(value.item(), n=len(x)))
+        curves.append(Curve(*place, "norms", name, *_histogram(x.norm(dim=1))))
+    measured = geometry.modality_gap(*sides.values())
+    measured["log_norm_cosine_correlation"] = geometry.log_norm_cosine_correlation(*search.pairs())
+    for metric, value in measured.items():
+        table.add(*place, "", metric, Estimate(value.item()))
+    return curves
+
+
+def _histogram(norms: Float[Tensor, " n"]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    low, high = norms.min().item(), norms.max().item()
+    if high - low <= 1e-6 * high:
+        margin = 0.01 * high or 1.0
+        low, high = low - margin, high + margin
+    edges = torch.linspace(low, high, HISTOGRAM_BINS + 1, dtype=torch.float64)
+    return tuple(edges.tolist()), tuple(torch.histc(norms, HISTOGRAM_BINS, low, high).tolist())
+
+
+def measure_hubness(search: Search, how: How, table: Table) -> dict[str, Int[Tensor, " q"]]:
+    """Add how unevenly candidates are chosen, by cell; return each query's best candidate."""
+    words, k = search.direction, neighbours(search.count)
+    raw = search.candidates(0.0)
+    norms, answers = raw.norm(dim=1), {}
+    for cells in same_ranking(how.cells, words.side):
+        items = search.candidates(candidate_exponent(search, how, cells[0]))
+        nearest = geometry.top_items(geometry.unit(search.queries), items, k)[1]
+        occurrence = torch.bincount(nearest.flatten(), minlength=len(items))
+        for cell in cells:
+            answers[cell] = nearest[:, 0]
+            _add_hubness(table, search, cell, geometry.occurrence_statistics(occurrence, norms))
+    cv = geometry.norm_statistics(raw)["cv"].item()
+    table.add(words.data, words.title, "", "candidate_norm_cv", Estimate(cv, n=len(raw)))
+    table.add(words.data, words.title, "", "queries", Estimate(len(search.queries)))
+    table.add(words.data, words.title, "", "hubness_neighbours", Estimate(k))
+    return answers
+
+
+def _add_hubness(
+    table: Table, search: Search, scored_with: str, found: Mapping[str, Tensor], end: str = ""
+) -> None:
+    words = search.direction
+    for name, value in found.items():
+        metric = f"hubness_{name}{end}"
+        table.add(words.data, words.title, scored_with, metric, Estimate(value.item()))
+
+
+def neighbours(items: int) -> int:
+    """How many nearest candidates count for hubness."""
+    return min(NEIGHBOURS, max(1, items // 10))
+
+
+def measure_confidence(
+    search: Search, own: Outcomes, answers: Int[Tensor, " q"], how: How, table: Table
+) -> Curve:
+    """Add whether the norms of queries, and of what they chose, say which answers are right.
+
+    Returned is the share of right answers in groups of queries, from short to long ones.
+    """
+    words = search.direction
+    hit = own.values[words.hit]
+    decided = (hit == 0) | (hit == 1)
+    right = hit[decided] == 1
+    norms = search.queries.norm(dim=1)
+    counts = {"right": right, "wrong": ~right, "undecided": ~decided}
+    for name, which in counts.items():
+        table.add(words.data, words.title, how.own, f"answers_{name}", Estimate(int(which.sum())))
+    chosen = search.candidates(0.0).norm(dim=1)[answers]
+    for name, values in (("query_norm", norms), ("answer_norm", chosen)):
+        told = separation(values[decided], right, search.example[decided], how)
+        for kind, estimate in told.items():
+            table.add(words.data, words.title, how.own, f"{name}_{kind}", estimate)
+    groups = norms.argsort().tensor_split(min(GROUPS, max(1, len(hit) // GROUPS)))
+    return Curve(
+        words.data,
+        words.title,
+        "right by norm",
+        words.query,
+        tuple(norms[group].mean().item() for group in groups),
+        tuple(hit[group].mean().item() for group in groups),
+    )
+
+
+def separation(
+    values: Float[Tensor, " q"], right: Bool[Tensor, " q"], example: Int[Tensor, " q"], how: How
+) -> dict[str, Estimate]:
+    """AUROC and Cohen's d of right against wrong answers; empty if there is nothing to compare."""
+    values, rights = values.double(), int(right.sum())
+    if len(values) < 3 or rights in (0, len(values)):
+        return {}
+    if values.max() - values.min() <= 1e-6 * values.abs().max():
+        return {}
+    group = values.unique(return_inverse=True)[1]
+    drawn = [
+        _weighted_separation(values, group, right, weight.double())
+        for weight in example_weights(example, how)
+    ]
+    areas, ds = torch.tensor(drawn, dtype=torch.float64).T
+    rarer = min(rights, len(values) - rights)
+    effect = geometry.cohens_d(values[right], values[~right]).item()
+    return {
+        # An area is a share of pairs, and there are no more independent ones than rarer answers.
+        "auroc": share(auroc(values, right), areas, rarer, LEVEL),
+        "cohens_d": Estimate(effect, *percentiles(ds, LEVEL), len(values)),
+    }
+
+
+def example_weights(example: Int[Tensor, " q"], how: How) -> Iterator[Int[Tensor, " q"]]:
+    """How often each query counts when its examples are drawn with replacement."""
+    names, row = example.unique(return_inverse=True)
+    for tile in draws(len(names), how.resamples, how.seed):
+        for drawn in tile:
+            yield torch.bincount(drawn, minlength=len(names))[row]
+
+
+def _weighted_separation(
+    values: Tensor, group: Tensor, right: Tensor, weight: Tensor
+) -> tuple[float, float]:
+    """AUROC and Cohen's d where each value counts `weight` times; `group` is its rank."""
+    rights = torch.bincount(group, weight * right)
+    wrongs = torch.bincount(group, weight * ~right, minlength=len(rights))
+    below = wrongs.cumsum(0) - wrongs / 2
+    pairs = rights.sum() * wrongs.sum()
+    means = [(weight * side * values).sum() / (weight * side).sum() for side in (right, ~right)]
+    deviation = values - torch.where(right, means[0], means[1])
+    spread = ((weight * deviation.square()).sum() / (weight.sum() - 2)).sqrt()
+    return ((rights * below).sum() / pairs).item(), ((means[0] - means[1]) / spread).item()
+
+
+def measure_remedies(
+    search: Search, how: How, table: Table, names: Sequence[str] = ()
+) -> list[Problem]:
+    """Add post-hoc similarities, fitted on one half of the examples and judged on the other.
+
+    `names` are those of `offsphere.evaluation.similarity`; without any, a usual choice. Returned
+    are those that could not be fitted.
+    """
+    words, examples = search.direction, int(search.example.max()) + 1
+    if examples < LEAST_EXAMPLES:
+        raise ValueError(
+            f"{words.data} has {examples} {words.examples}: at least {LEAST_EXAMPLES} are needed, "
+            "to fit similarities on one half and judge them on the other."
+        )
+    fitted_on = reference_half(examples, how.seed)
+    reference, judged = search.among(fitted_on), search.among(~fitted_on)
+    items, queries = reference.candidates(0.0), reference.queries
+    similarities = remedies(names, neighbours(min(len(queries), len(items))))
+    contrasts = sum(not ranks_as_cosine(each) for each in similarities.values())
+    level = 1 - (1 - LEVEL) / max(1, contrasts)
+    place = (words.data, words.title)
+    facts = {"fitted_on": int(fitted_on.sum()), "judged_on": int((~fitted_on).sum())}
+    for name, value in {**facts, "remedies_level": level}.items():
+        table.add(*place, "", name, Estimate(value))
+    cosine = judge(CellSimilarity(), judged)
+    _add_judged(table, judged, "cosine", cosine, how)
+    problems = []
+    for name, similarity in similarities.items():
+        try:
+            answers = judge(similarity.fit(items, queries), judged)
+        except ValueError as error:
+            problems.append(Problem(*place, name, str(error)))
+            continue
+        _add_judged(table, judged, name, answers, how)
+        if not ranks_as_cosine(similarity):
+            surplus = answers.hit - cosine.hit
+            change = clustered_mean(
+                surplus, judged.example, level, how.resamples, how.seed, "change"
+            )
+            table.add(*place, name, f"{search.direction.hit}_minus_cosine{HALF}", change)
+    return problems
+
+
+def remedies(names: Sequence[str], k: int) -> dict[str, Similarity]:
+    """The similarities of these names, or the usual choice; k is the neighbourhood of CSLS."""
+    if names:
+        return {n: Csls(k) if n == "csls" else named(n) for n in names if n != "cosine"}
+    return {
+        "centred": Centred(),
+        "centred, then dot": Centred(CORNERS["dot"]),
+        "top component removed": TopRemoved(),
+        "whitened": Whitened(),
+        "CSLS": Csls(k),
+        "z-scored queries": QueryZScore(),
+    }
+
+
+def ranks_as_cosine(similarity: Similarity) -> bool:
+    """Whether each query's ranking is cosine's by construction."""
+    if isinstance(similarity, CellSimilarity):
+        return similarity.exponents[1] == 1
+    return isinstance(similarity, QueryZScore)
+
+
+def _add_judged(table: Table, search: Search, name: str, answers: Judged, how: How) -> None:
+    words, n = search.direction, len(search.example.unique())
+    place = (words.data, words.title, name)
+    table.add(*place, f"{search.direction.hit}{HALF}", Estimate(answers.hit.mean().item(), n=n))
+    decided = (answers.hit == 0) | (answers.hit == 1)
+    right = answers.hit[decided] == 1
+    told = separation(answers.top_score[decided], right, search.example[decided], how)
+    for kind, estimate in told.items():
+        table.add(*place, f"top_score_{kind}{HALF}", estimate)
+    _add_hubness(table, search, name, answers.hubness, HALF)
+
+
+def reference_half(examples: int, seed: int) -> Bool[Tensor, " e"]:
+    """The examples on which remedies are fitted: the first half of a permutation by the seed."""
+    order = torch.randperm(examples, generator=torch.Generator().manual_seed(seed))
+    half = torch.zeros(examples, dtype=torch.bool)
+    half[order[: examples // 2]] = True
+    return half
+
+
+class Judged(NamedTuple):
+    """What a similarity answers to each query."""
+
+    hit: Float[Tensor, " q"]
+    """Whether the best candidate is right; of several equally good ones the share that is."""
+    top_score: Float[Tensor, " q"]
+    hubness: dict[str, Tensor]
+
+
+def judge(similarity: Similarity, search: Search) -> Judged:
+    """The best candidate of each query, a tile of queries at a time, compared in float32."""
+    items = search.candidates(0.0)
+    k = neighbours(len(items))
+    occurrence = torch.zeros(len(items), dtype=torch.long)
+    hits, best = [], []
+    order = search.pair_query.argsort()
+    pair_query, pair_item = search.pair_query[order], search.pair_item[order]
+    rows = torch.arange(len(search.queries))
+    for tile in rows.split(max(1, SCORES_AT_ONCE // len(items))):
+        scores = similarity.scores(search.queries[tile], items).float()
+        first, last = torch.searchsorted(pair_query, torch.stack([tile[0], tile[-1] + 1])).tolist()
+        is_right = torch.zeros_like(scores, dtype=torch.bool)
+        is_right[pair_query[first:last] - tile[0], pair_item[first:last]] = True
+        top = scores.max(1, keepdim=True).values
+        is_top = scores == top
+        hits.append((is_top & is_right).sum(1).double() / is_top.sum(1))
+        best.append(top[:, 0])
+        occurrence += torch.bincount(scores.topk(k).indices.flatten(), minlength=len(occurrence))
+    statistics = geometry.occurrence_statistics(occurrence, items.norm(dim=1))
+    return Judged(torch.cat(hits), torch.cat(best), statistics)
