@@ -5,10 +5,10 @@ What it says is read from the report's table; how it looks is in templates/audit
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
 
 from offsphere.audit.advice import RULES
 from offsphere.audit.measures import Curve
@@ -18,16 +18,11 @@ from offsphere.audit.search import Direction
 from offsphere.audit.table import HALF
 from offsphere.audit.words import number, percent, points, shown_remedies
 from offsphere.evaluation.retrieval import same_ranking
+from offsphere.page.charts import Chart, columns, drawn, scales
+from offsphere.page.engine import render
+from offsphere.page.looks import LEVEL_LOOKS
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-INK = "#012345"
-"""Stands for the page's own text colour, light or dark."""
-COLOURS = ("#3d7dca", "#d9822b")
-"""Readable on white and on black, and for colour-blind readers."""
-PLOT = (4.6, 2.9)
+BLUE = LEVEL_LOOKS[1].paint
 SIDE_COLUMNS = {
     "norm_{}_mean": "mean norm",
     "norm_{}_cv": "CV",
@@ -50,19 +45,17 @@ class Grid(NamedTuple):
 class Drawing(NamedTuple):
     """A chart as SVG, with its content in words."""
 
-    svg: str
+    svg: Markup
     told: str
     caption: str
 
 
 def page(report: Report) -> str:
     """The whole page."""
-    from jinja2 import Environment, PackageLoader
-
-    environment = Environment(
-        loader=PackageLoader("offsphere.audit"), autoescape=True, trim_blocks=True
-    )
-    return environment.get_template("audit.html.j2").render(
+    return render(
+        "offsphere.audit",
+        "audit.html.j2",
+        {},
         report=report,
         level=LEVEL,
         rules=RULES,
@@ -183,20 +176,33 @@ def _curves(report: Report, words: Direction, kind: str) -> list[Curve]:
 
 
 def _histogram(report: Report, words: Direction) -> Drawing:
-    figure, axes = _plot("norm / mean norm of its side", "density")
-    told = []
-    for side, colour in zip(_curves(report, words, "norms"), COLOURS, strict=True):
+    rows, told = [], []
+    sides = _curves(report, words, "norms")
+    for side in sides:
         mean, cv = (
             report.table.value(words.data, words.title, metric=f"norm_{side.name}_{x}")
             for x in ("mean", "cv")
         )
         edges = [edge / (mean or 1.0) for edge in side.x]
         weight = sum(side.y) * (edges[1] - edges[0])
-        axes.stairs([n / weight for n in side.y], edges, color=colour, lw=2, label=side.name)
+        heights = [0.0, *(n / weight for n in side.y), 0.0]  # a step up first, and one down last
+        steps = zip([edges[0], *edges], heights, strict=True)
+        rows += [{"side": side.name, "norm": x, "density": y} for x, y in steps]
         told.append(f"{side.name} mean {number(mean)}, CV {number(cv)}")
-    axes.legend(frameon=False, labelcolor=INK)
+    colours, _ = scales([side.name for side in sides], LEVEL_LOOKS[1:3])
+    chart = {
+        "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 2},
+        "encoding": {
+            "x": _axis("norm", "norm / mean norm of its side"),
+            "y": _axis("density", "density"),
+            "color": {"field": "side", "type": "nominal", "scale": colours},
+            "order": {"field": "order", "type": "quantitative"},
+        },
+    }
+    numbered = [{**row, "order": k} for k, row in enumerate(rows)]
     return _drawing(
-        figure,
+        chart,
+        numbered,
         f"Histogram of embedding norms: {', '.join(told)}.",
         "Distribution of the norms",
     )
@@ -204,63 +210,70 @@ def _histogram(report: Report, words: Direction) -> Drawing:
 
 def _right_by_norm(report: Report, words: Direction) -> Drawing:
     (curve,) = _curves(report, words, "right by norm")
-    figure, axes = _plot(f"norm of the {words.query}", "share right")
-    axes.plot(curve.x, curve.y, marker="o", color=COLOURS[0])
-    axes.set_ylim(bottom=0)
+    rows = [{"norm": x, "share": y} for x, y in zip(curve.x, curve.y, strict=True)]
+    chart = {
+        "mark": {"type": "line", "point": {"color": BLUE}, "color": BLUE, "strokeWidth": 2},
+        "encoding": {
+            "x": _axis("norm", f"norm of the {words.query}", scale={"zero": False}),
+            "y": _axis("share", "share right", scale={"zero": True}),
+        },
+    }
     told = (
         f"Share of right answers in {len(curve.x)} groups by query norm: from {curve.y[0]:.0%} for "
         f"the shortest {words.query} embeddings to {curve.y[-1]:.0%} for the longest."
     )
-    return _drawing(figure, told, f"{words.title}: right answers by the norm of the query")
+    return _drawing(chart, rows, told, f"{words.title}: right answers by the norm of the query")
 
 
 def _forest(report: Report, words: Direction) -> Drawing:
-    table = report.table
-    rows = [
-        (
-            " = ".join(cells),
-            table.get(words.data, words.title, cells[0], f"{words.metric}_minus_cosine"),
-        )
+    """What each other score gains over cosine, with its interval, in points."""
+    place, table = (words.data, words.title), report.table
+    found = {
+        " = ".join(cells): table.get(*place, cells[0], f"{words.metric}_minus_cosine")
         for cells in same_ranking(report.how.cells, words.side)
         if "cosine" not in cells
+    }
+    found |= {x.name: x.gain for x in shown_remedies(table, words, report.problems)}
+    gains = {name: gain for name, gain in found.items() if gain is not None}
+    rows = [
+        {"score": name, "value": x.value, "low": x.low, "high": x.high}
+        for name, x in ((name, gain.times(100)) for name, gain in gains.items())
     ]
-    rows += [(x.name, x.gain) for x in shown_remedies(table, words, report.problems)]
-    gains = [(name, gain) for name, gain in rows if gain is not None]
-    figure, axes = _plot(f"{words.metric} minus cosine, points", "")
-    for place, (_, gain) in enumerate(gains):
-        axes.plot((100 * gain.low, 100 * gain.high), (place, place), color=COLOURS[0], lw=2)
-        axes.plot(100 * gain.value, place, "o", color=COLOURS[0])
-    axes.axvline(0, color=INK, lw=1, ls=":")
-    axes.set_yticks(range(len(gains)), [name for name, _ in gains])
-    axes.invert_yaxis()
-    told = "; ".join(f"{name} {points(gain)}" for name, gain in gains)
+    y = {"field": "score", "type": "nominal", "sort": list(gains), "title": None}
+    chart = {
+        "layer": [
+            {
+                "mark": {"type": "rule", "strokeDash": [3, 3]},
+                "encoding": {"x": {"datum": 0, "type": "quantitative"}},
+            },
+            {
+                "mark": {"type": "rule", "strokeWidth": 2, "color": BLUE},
+                "encoding": {
+                    "x": _axis("low", f"{words.hit} minus cosine, points"),
+                    "x2": {"field": "high"},
+                    "y": y,
+                },
+            },
+            {
+                "mark": {"type": "point", "color": BLUE},
+                "encoding": {"x": {"field": "value", "type": "quantitative"}, "y": y},
+            },
+        ],
+    }
+    told = "; ".join(f"{name} {points(gain)}" for name, gain in gains.items())
     return _drawing(
-        figure,
+        {**chart, "height": 24 * len(rows)},
+        rows,
         f"Differences to cosine with intervals: {told}.",
         f"{words.title}: difference to cosine",
     )
 
 
-def _plot(x_label: str, y_label: str) -> tuple[Figure, Axes]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=PLOT, layout="constrained")
-    axes = figure.subplots()
-    axes.set_xlabel(x_label, color=INK)
-    axes.set_ylabel(y_label, color=INK)
-    axes.tick_params(colors=INK)
-    axes.spines[:].set_color(INK)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+def _axis(field: str, title: str, scale: Chart | None = None) -> Chart:
+    found: Chart = {"field": field, "type": "quantitative", "title": title}
+    return found if scale is None else {**found, "scale": scale}
 
 
-def _drawing(figure: Figure, told: str, caption: str) -> Drawing:
-    """The plot as SVG in the page's own text colour."""
-    from matplotlib import rc_context
-
-    text = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": told}):
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(text, format="svg", transparent=True, metadata=nothing)
-    svg = text.getvalue().partition("<svg ")[2].replace(INK, "currentColor")
-    return Drawing(re.sub(r'<g id="[^"]*"', "<g", svg), told, caption)  # ids are in every plot
+def _drawing(chart: Chart, rows: Sequence[dict[str, Any]], told: str, caption: str) -> Drawing:
+    chart = {"width": 320, "height": 180, "data": {"name": "rows"}, **chart}
+    return Drawing(Markup(drawn(chart, {"rows": columns(rows)})), told, caption)
