@@ -39,7 +39,7 @@ DECODERS = ("pillow", "torchvision", "torch")
 
 
 Batch = tuple[Tensor, Sequence[Any]]
-"""Preprocessed pictures and, of each, its captions or its label (nothing if known already)."""
+"""Raw embeddings and, of each picture, its captions or its label (nothing if known already)."""
 
 
 class Features(NamedTuple):
@@ -93,14 +93,14 @@ def load_examples(data: str, subject: Subject, reading: Reading) -> list[Example
     if data.startswith(CLIP_BENCHMARK):
         return [_from_clip_benchmark(data.removeprefix(CLIP_BENCHMARK), subject, reading)]
     first, _, kind = data.partition(":")
-    embedded = first in EMOJI_STYLES
+    embedded, squares = first in EMOJI_STYLES, subject.encode_squares is not None
     captioned = load_captions(
         first if embedded else data,
         split=reading.split or ("all" if first in ("wds", "csv") else "test"),
         image_size=_drawn_size(subject) if embedded else subject.image_size,
         on_bad_sample=reading.on_bad_sample,
         limit=reading.limit,
-        memory_limit=MEMORY_LIMIT if subject.squares or is_streamed(kind) else 0,
+        memory_limit=MEMORY_LIMIT if squares or is_streamed(kind) else 0,
     )
     if embedded and kind:
         return [_classes(captioned, kind, data, subject, reading)]
@@ -113,15 +113,18 @@ def load_examples(data: str, subject: Subject, reading: Reading) -> list[Example
 
 def _drawn_size(subject: Subject) -> int:
     """Side of the emoji: as in training, or as they are drawn, for the model to enlarge."""
-    return subject.image_size if subject.squares else min(subject.image_size, EMOJI_SIDE)
+    as_trained = subject.encode_squares is not None
+    return subject.image_size if as_trained else min(subject.image_size, EMOJI_SIDE)
 
 
 def encode(subject: Subject, examples: Examples, store: Store) -> Features:
     """Every picture and every text through its tower, raw, unless the store has them."""
     decoders = [f"{package}={version(package)}" for package in DECODERS]
     about = [subject.fingerprint, subject.image_size, subject.device.type]
+    if subject.encode_squares is not None:
+        about.append("encoded as in training")
     pictures = store.get(
-        [*about, decoders, examples.fingerprint], lambda: _encode_pictures(subject, examples)
+        [*about, decoders, examples.fingerprint], lambda: _encode_pictures(examples)
     )
     targets: Sequence[Any] = examples.targets or _from_bytes(pictures["targets"])
     per_row = targets if examples.task == RETRIEVAL else examples.prompts
@@ -134,12 +137,12 @@ def encode(subject: Subject, examples: Examples, store: Store) -> Features:
     return Features(pictures["images"], encoded["texts"], torch.tensor(owner), labels)
 
 
-def _encode_pictures(subject: Subject, examples: Examples) -> dict[str, Tensor]:
+def _encode_pictures(examples: Examples) -> dict[str, Tensor]:
     """The image embeddings and, if they came with the pictures, the targets as JSON."""
     images: list[Tensor] = []
     targets: list[Any] = []
-    for pixels, found in examples.batches():
-        images.append(subject.encode_images(pixels))
+    for embedded, found in examples.batches():
+        images.append(embedded)
         targets.extend(found)
     seen = sum(map(len, images))
     if examples.count not in (None, seen):
@@ -189,15 +192,7 @@ def _pairs(captioned: Captioned, data: str, subject: Subject, reading: Reading) 
     captions = [
         texts[: reading.captions_per_image or captioned.queries] for texts in captioned.captions
     ]
-    return Examples(
-        name=data,
-        task=RETRIEVAL,
-        fingerprint=_fingerprint(captioned),
-        batches=lambda: _batches(captioned, subject, reading.batch_size),
-        targets=captions,
-        count=len(captioned),
-        skipped=captioned.skipped,
-    )
+    return _examples(captioned, data, RETRIEVAL, subject, reading, captions)
 
 
 def _classes(
@@ -207,13 +202,27 @@ def _classes(
         raise unknown(f"kind of classes of {data}", kind, captioned.classes)
     default = "emoji" if captioned.name in EMOJI_STYLES else "photo"
     templates = load_templates(reading.templates or default)
+    prompts = prompts_of(captioned.classes[kind], templates)
+    labels = captioned.labels[kind].tolist()
+    return _examples(captioned, data, CLASSIFICATION, subject, reading, labels, prompts)
+
+
+def _examples(
+    captioned: Captioned,
+    data: str,
+    task: Task,
+    subject: Subject,
+    reading: Reading,
+    targets: Sequence[Any],
+    prompts: tuple[tuple[str, ...], ...] = (),
+) -> Examples:
     return Examples(
         name=data,
-        task=CLASSIFICATION,
+        task=task,
         fingerprint=_fingerprint(captioned),
         batches=lambda: _batches(captioned, subject, reading.batch_size),
-        targets=captioned.labels[kind].tolist(),
-        prompts=prompts_of(captioned.classes[kind], templates),
+        targets=targets,
+        prompts=prompts,
         count=len(captioned),
         skipped=captioned.skipped,
     )
@@ -229,10 +238,13 @@ def _fingerprint(captioned: Captioned) -> str:
 
 
 def _batches(captioned: Captioned, subject: Subject, size: int) -> Iterator[Batch]:
+    if subject.encode_squares is not None:
+        yield subject.encode_squares(captioned), ()
+        return
     chunks = torch.arange(len(captioned)).split(size)
     for rows in track(chunks, len(chunks), "encoding images"):
         pixels = [subject.preprocess(picture) for picture in _pictures(captioned, rows)]
-        yield torch.stack(pixels), ()
+        yield subject.encode_images(torch.stack(pixels)), ()
 
 
 def _pictures(captioned: Captioned, rows: Int[Tensor, " b"]) -> Iterator[Image]:
@@ -303,7 +315,8 @@ def _from_clip_benchmark(name: str, subject: Subject, reading: Reading) -> Examp
 
     def batches() -> Iterator[Batch]:
         with _explained(name, root), _no_pickles():
-            yield from _limited(loader, reading.limit)
+            for pixels, targets in _limited(loader, reading.limit):
+                yield subject.encode_images(pixels), targets
 
     if reading.limit is not None and count is not None:
         count = min(count, reading.limit)
@@ -371,7 +384,9 @@ def _columns(samples: Sequence[Sequence[Any]]) -> tuple[Tensor, list[Any]]:
     return torch.stack(pictures), list(targets)
 
 
-def _limited(batches: Iterable[Batch], limit: int | None) -> Iterator[Batch]:
+def _limited(
+    batches: Iterable[tuple[Tensor, Any]], limit: int | None
+) -> Iterator[tuple[Tensor, Any]]:
     left = limit
     for pixels, targets in batches:
         if left is None:

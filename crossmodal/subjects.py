@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from crossmodal.captions import EMOJI_STYLES
+from crossmodal.captions import EMOJI_STYLES, Captioned
+from crossmodal.evaluate import encode_pictures, encode_texts
 from crossmodal.experiment import build_towers
 from crossmodal.settings import MODELS, ClipSettings
 from crossmodal.train_clip import Config
@@ -49,13 +50,14 @@ class Subject:
     fingerprint: str
     """Of the weights and of everything else between a picture or a text and its embedding."""
     image_size: int
-    squares: bool
-    """Whether it was trained on the squares that captions.py cuts; else it gets whole pictures."""
     device: torch.device
     preprocess: Callable[[Image], Float[Tensor, "3 s s"]]
-    tokenize: Callable[[list[str]], Tensor]
     image_tower: Callable[[Tensor], Tensor]
-    text_tower: Callable[[Tensor], Tensor]
+    encode_texts: Callable[[Sequence[str]], Float[Tensor, "t d"]]
+    """Raw text embeddings, in float32 on the CPU."""
+    encode_squares: Callable[[Captioned], Float[Tensor, "n d"]] | None = None
+    """Of a run: the pictures as training cuts and encodes them, so that it gets the numbers that it
+    reported; None: whole pictures, by `preprocess` and `image_tower`."""
     data: tuple[str, ...] = ()
     """What it is measured on unless something else is asked for."""
     split: str | None = None
@@ -64,16 +66,6 @@ class Subject:
     def encode_images(self, pixels: Float[Tensor, "b 3 s s"]) -> Float[Tensor, "b d"]:
         """Raw image embeddings, in float32 on the CPU."""
         return self.image_tower(pixels.to(self.device)).float().cpu()
-
-    @torch.inference_mode()
-    def encode_texts(self, texts: Sequence[str]) -> Float[Tensor, "t d"]:
-        """Raw text embeddings, in float32 on the CPU."""
-        parts = []
-        starts = range(0, len(texts), TEXTS_AT_ONCE)
-        for start in track(starts, len(starts), "encoding texts"):
-            tokens = self.tokenize(list(texts[start : start + TEXTS_AT_ONCE])).to(self.device)
-            parts.append(self.text_tower(tokens).float().cpu())
-        return torch.cat(parts)
 
 
 class Trained(NamedTuple):
@@ -117,12 +109,11 @@ def from_run(folder: Path, device: torch.device) -> Subject:
         exponents=trained.exponents,
         fingerprint=trained.fingerprint,
         image_size=towers.image_size,
-        squares=True,
         device=device,
         preprocess=towers.preprocess,
-        tokenize=towers.tokenize,
         image_tower=towers.encode_image,
-        text_tower=towers.encode_text,
+        encode_texts=functools.partial(encode_texts, towers),
+        encode_squares=functools.partial(encode_pictures, towers),
         data=(data, *(f"{data}:{kind}" for kind in EMOJI_CLASSES if data in EMOJI_STYLES)),
         split=split,
     )
@@ -161,13 +152,23 @@ def from_open_clip(name: str, pretrained: str | None, device: torch.device) -> S
         exponents=(1.0, 1.0),
         fingerprint=fingerprint(model, facts),
         image_size=min(_pair(config["size"])),
-        squares=False,
         device=device,
         preprocess=preprocess,
-        tokenize=tokenize,
         image_tower=functools.partial(model.encode_image, normalize=False),
-        text_tower=functools.partial(model.encode_text, normalize=False),
+        encode_texts=functools.partial(_texts_by_open_clip, model, tokenize, device),
     )
+
+
+@torch.inference_mode()
+def _texts_by_open_clip(
+    model: Any, tokenize: Any, device: torch.device, texts: Sequence[str]
+) -> Float[Tensor, "t d"]:
+    parts = []
+    starts = range(0, len(texts), TEXTS_AT_ONCE)
+    for start in track(starts, len(starts), "encoding texts"):
+        tokens = tokenize(list(texts[start : start + TEXTS_AT_ONCE])).to(device)
+        parts.append(model.encode_text(tokens, normalize=False).float().cpu())
+    return torch.cat(parts)
 
 
 def _checked_pretrained(name: str, pretrained: str | None) -> str:

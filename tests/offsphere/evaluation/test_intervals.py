@@ -9,10 +9,14 @@ import pytest
 import torch
 from statsmodels.stats.proportion import proportion_confint
 
+from offsphere.estimate import Estimate
+from offsphere.evaluation import intervals
 from offsphere.evaluation.intervals import (
-    change_interval,
+    change,
+    clustered_mean,
+    draws,
     percentiles,
-    share_interval,
+    share,
     square_and_add,
     wilson,
 )
@@ -41,14 +45,19 @@ def test_few_changed_pairs_are_newcombes_square_and_add():
 
 def test_the_bootstrap_decides_where_there_is_enough_of_either_kind():
     drawn = torch.linspace(0, 1, 1001, dtype=torch.float64)
-    assert share_interval(0.5, drawn, 20, 0.95) == pytest.approx((0.025, 0.975))
-    assert share_interval(0.2, drawn, 20, 0.95) == wilson(0.2, 20, 0.95)
-    assert share_interval(1.0, torch.ones(9), 20, 0.95) == pytest.approx((0.83887, 1.0), abs=1e-5)
+    middle = pytest.approx((0.025, 0.975))
+    found = share(0.5, drawn, 20, 0.95)
+    assert ((found.low, found.high), found.value, found.n) == (middle, 0.5, 20)
+    assert share(0.2, drawn, 20, 0.95) == Estimate(0.2, *wilson(0.2, 20, 0.95), 20)
+    all_right = share(1.0, torch.ones(9), 20, 0.95)
+    assert (all_right.low, all_right.high) == pytest.approx((0.83887, 1.0), abs=1e-5)
     changes = torch.zeros(100, dtype=torch.float64)
     changes[:3], changes[3] = 1, -1
-    assert change_interval(changes, drawn, 0.95) == square_and_add(3, 1, 100, 0.95)
+    want = Estimate(0.02, *square_and_add(3, 1, 100, 0.95), 100)
+    assert change(0.02, changes, drawn, 0.95) == want
     changes[4:6] = 1
-    assert change_interval(changes, drawn, 0.95) == pytest.approx((0.025, 0.975))
+    found = change(0.04, changes, drawn, 0.95)
+    assert ((found.low, found.high), found.value) == (middle, 0.04)
     nan = torch.tensor([math.nan, 1.0, 3.0], dtype=torch.float64)
     assert percentiles(nan, 0.5) == (1.5, 2.5)
 
@@ -66,3 +75,28 @@ def coverage(gain: float, loss: float, n: int) -> float:
 @pytest.mark.parametrize(("gain", "loss"), [(0.01, 0.01), (0.02, 0.0), (0.005, 0.02), (0.0, 0.0)])
 def test_rare_changes_are_covered(gain, loss):
     assert coverage(gain, loss, 120) >= 0.93
+
+
+def test_captions_are_drawn_with_their_image():
+    image = torch.tensor([0, 0, 3, 3, 3, 7])
+    values = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    found = clustered_mean(values, image, 0.8, resamples=50, seed=2)
+    groups = [values[image == name].numpy() for name in (0, 3, 7)]
+    (rows,) = draws(3, 50, 2)
+    means = [np.concatenate([groups[i] for i in row]).mean() for row in rows.tolist()]
+    assert found.value == pytest.approx(0.5)
+    assert [found.low, found.high] == pytest.approx(np.quantile(means, [0.1, 0.9]), abs=1e-9)
+
+
+def test_bootstrap_spreads_like_the_binomial():
+    """The mean of shares has a standard error with a closed form."""
+    hits = (torch.arange(400) < 100).double()
+    found = clustered_mean(hits, torch.arange(400), 0.95, resamples=4000, seed=0)
+    reach = 1.96 * (0.25 * 0.75 / 400) ** 0.5
+    assert found.value == 0.25
+    assert (found.low, found.high) == pytest.approx((0.25 - reach, 0.25 + reach), abs=0.004)
+
+
+def test_draws_in_parts_are_the_same_number(monkeypatch):
+    monkeypatch.setattr(intervals, "DRAWS_AT_ONCE", 25)
+    assert [len(part) for part in draws(10, 5, seed=0)] == [2, 2, 1]

@@ -11,9 +11,7 @@ from offsphere.evaluation import retrieval
 from offsphere.evaluation.retrieval import (
     CORNERS,
     Standing,
-    bootstrap,
     cells_to_score,
-    draws,
     pair_retrieval,
     same_ranking,
     scored_with,
@@ -172,37 +170,6 @@ def test_cells_that_tie_by_construction_are_equal_to_the_bit():
 def test_a_corner_is_not_scored_twice():
     assert cells_to_score((1.0, 0.0)) == CORNERS
     assert list(cells_to_score((0.25, 0.5))) == ["0.25,0.5", *CORNERS]
-
-
-def test_bootstrap_draws_images_with_all_their_captions():
-    images, texts, owner = pairs()
-    outcomes = pair_retrieval(images, texts, owner, (0.0, 0.0)).outcomes
-    got = bootstrap(outcomes, owner, times=20, seed=5)
-    rows = torch.cat(list(draws(len(images), 20, seed=5)))
-    for time, drawn in enumerate(rows.tolist()):
-        captions = [j for i in drawn for j in (owner == i).nonzero().flatten().tolist()]
-        for k in (1, 5, 10):
-            to_text = np.mean([outcomes[f"i2t_hit{k}"][i] for i in drawn])
-            to_image = np.mean([outcomes[f"t2i_hit{k}"][j] for j in captions])
-            assert got[f"i2t_r{k}"][time].item() == pytest.approx(to_text)
-            assert got[f"t2i_r{k}"][time].item() == pytest.approx(to_image)
-    mean = (got["i2t_r1"] + got["t2i_r1"]) / 2
-    assert torch.allclose(got["mean_r1"], mean)
-
-
-def test_bootstrap_spreads_like_the_binomial():
-    """With one caption per image the recall is a share: its standard error has a closed form."""
-    images, texts, owner = pairs(400, 400)
-    found = pair_retrieval(images, texts, owner, (1.0, 1.0))
-    share = found.metrics["t2i_r1"]
-    got = bootstrap(found.outcomes, owner, times=4000)["t2i_r1"]
-    assert got.mean().item() == pytest.approx(share, abs=0.003)
-    assert got.std().item() == pytest.approx((share * (1 - share) / 400) ** 0.5, rel=0.05)
-
-
-def test_draws_in_parts_are_the_same_number(monkeypatch):
-    monkeypatch.setattr(retrieval, "DRAWS_AT_ONCE", 25)
-    assert [len(part) for part in draws(10, 5, seed=0)] == [2, 2, 1]
 
 
 def test_half_precision_is_scored_in_float32():

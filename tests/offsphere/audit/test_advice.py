@@ -1,0 +1,123 @@
+"""The rules: from a table to what to do, in a first line and in sentences."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from planted_vectors import audited, directions, junk_captions, noisy_norms, verdicts
+
+from offsphere.audit.advice import Advice, Statement, headline, recommend
+from offsphere.audit.search import Direction
+from offsphere.audit.table import Table
+from offsphere.estimate import Estimate
+
+
+def test_magnitude_that_hurts():
+    found = verdicts(audited(**noisy_norms()))
+    assert found["image to text"] == ["keep cosine", "norm does not tell", "no remedy"]
+    assert found["text to image"][0] == "keep cosine"
+
+
+def test_magnitude_that_does_nothing():
+    images = directions(400, 64, 0)
+    random = torch.Generator().manual_seed(1)
+    norms = 1 + 0.05 * torch.rand(400, 1, generator=random, dtype=torch.float64)
+    texts = (images + 0.3 * directions(400, 64, 2)) * norms
+    report = audited(images=images * norms.flip(0), texts=texts, owner=torch.arange(400))
+    for said in verdicts(report).values():
+        assert said[0] == "no difference"
+
+
+def test_at_chance_nothing_can_be_told():
+    """Random directions with norms that vary: dot and cosine differ, and neither knows anything."""
+    random = torch.Generator().manual_seed(5)
+    norms = torch.randn(2, 400, 1, generator=random, dtype=torch.float64).exp()
+    sides = {
+        "images": directions(400, 16, 0) * norms[0],
+        "texts": directions(400, 16, 1) * norms[1],
+    }
+    report = audited(**sides, owner=torch.arange(400))
+    assert set(map(tuple, verdicts(report).values())) == {("at chance",)}
+    (said,) = report.advice[0].statements
+    assert "guessing gives 0.3 %" in said.text
+    assert report.headline == f"Nothing can be told: {said.text}"
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (["keep cosine", "inconclusive"], "Keep normalising: evidence 0"),
+        (["use magnitude", "inconclusive"], "Use magnitude for way 0 on set: evidence 0"),
+        (["keep cosine", "use magnitude"], "It depends: use magnitude for way 1 on set, keep"),
+        (["no difference", "already normalised"], "Keep normalising: evidence 0"),
+        (["already normalised"], "Keep normalising: evidence 0"),
+        (["at chance", "at chance"], "Nothing can be told: evidence 0"),
+        (["at chance", "inconclusive"], "Keep scoring with dot, nothing is settled: evidence 1"),
+        (["inconclusive"], "Keep scoring with dot, nothing is settled: evidence 0"),
+    ],
+)
+def test_the_first_line_says_what_to_do(found, words):
+    advice = [
+        Advice("set", f"way {k}", (Statement(verdict, f"Evidence {k}."),))
+        for k, verdict in enumerate(found)
+    ]
+    assert headline(advice, "dot").startswith(words)
+
+
+def test_no_sentence_says_no_twice():
+    """Every verdict with its sentence, of four audits."""
+    nothing = {"images": directions(150, 8, 0), "texts": directions(150, 8, 1)}
+    reports = [
+        audited(**noisy_norms()),
+        audited(**junk_captions(120)),
+        audited(**noisy_norms(60)),
+        audited(**nothing, owner=torch.arange(150)),
+    ]
+    no = re.compile(r"\b(?:no|not|none|never|neither|nothing|cannot)\b", re.IGNORECASE)
+    for report in reports:
+        said = [f"{x.verdict}. {x.text}" for advice in report.advice for x in advice.statements]
+        for text in [*said, report.headline]:
+            assert len(no.findall(text)) < 2, text
+
+
+def test_few_images_decide_nothing():
+    report = audited(**noisy_norms(images=60))
+    assert verdicts(report)["image to text"] == ["inconclusive"] * 3
+
+
+def table_with(estimate: tuple[float, float, float], images: int, cv: float = 0.1) -> Table:
+    """A direction whose other facts decide nothing."""
+    table, place = Table(), ("set", "image to text")
+    for cell, difference in (("cosine", (0.0, 0.0, 0.0)), ("dot", estimate)):
+        table.add(*place, cell, "r1", Estimate(0.5, 0.4, 0.6, images))
+        table.add(*place, cell, "r1_minus_cosine", Estimate(*difference, images))
+    facts = {"candidate_norm_cv": cv, "queries": images, "fitted_on": 9, "judged_on": 9}
+    for name, value in facts.items():
+        table.add(*place, "", name, Estimate(value))
+    for name in ("right", "wrong"):
+        table.add(*place, "cosine", f"answers_{name}", Estimate(3))
+    table.add(*place, "chance", "r1", Estimate(0.01))
+    return table
+
+
+@pytest.mark.parametrize(
+    ("estimate", "images", "verdict"),
+    [
+        ((0.02, 0.001, 0.04), 1000, "use magnitude"),
+        ((-0.02, -0.04, -0.001), 1000, "keep cosine"),
+        ((0.02, 0.0, 0.04), 1000, "inconclusive"),
+        ((0.0, -0.009, 0.009), 1000, "no difference"),
+        ((0.005, 0.001, 0.009), 1000, "no difference"),
+        ((0.0, 0.0, 0.0), 299, "inconclusive"),
+        ((0.0, 0.0, 0.0), 300, "no difference"),
+        ((0.5, 0.4, 0.6), 99, "inconclusive"),
+    ],
+)
+def test_the_rules_of_magnitude(estimate, images, verdict):
+    words = Direction("set", "image to text", "image", "right")
+    found = recommend(table_with(estimate, images), words, "cosine")
+    assert [x.verdict for x in found.statements] == [verdict, "inconclusive", "inconclusive"]
+    constant = recommend(table_with(estimate, images, cv=0.0005), words, "cosine")
+    assert constant.statements[0].verdict == "already normalised"
