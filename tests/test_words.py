@@ -134,7 +134,8 @@ def test_a_wheel_holds_every_file_that_the_code_reads():
     data = PROJECT["tool"]["setuptools"]["package-data"]
     packages = {"offsphere.share": ROOT / "offsphere" / "share"}
     packages |= {"crossmodal": ROOT / "crossmodal"}
-    packages |= {"offsphere.analysis": ROOT / "offsphere" / "analysis"}
+    for room in ("analysis", "audit", "page"):
+        packages[f"offsphere.{room}"] = ROOT / "offsphere" / room
     assert set(data) == set(packages)
     for name, folder in packages.items():
         held = {file for pattern in data[name] for file in folder.glob(pattern)}

@@ -60,7 +60,7 @@ def test_the_page_needs_nothing_else_and_escapes_names():
     assert found.open == []
     assert found.fetched == []
     assert not {"link", "img", "iframe"} & set(found.tags)
-    assert "default-src 'none'" in text
+    assert "default-src &#39;none&#39;" in text
     assert "@import" not in text
     assert "url(http" not in text
     assert HOSTILE in found.text
@@ -68,7 +68,7 @@ def test_the_page_needs_nothing_else_and_escapes_names():
     assert len(found.labels) == 5
     assert all(found.labels)
     gain = report.table.get(HOSTILE, "image to text", "dot", "i2t_r1_minus_cosine")
-    assert f"dot = qnorm {100 * gain.value:+.1f} points" in found.labels[3]
+    assert f"qnorm = dot {100 * gain.value:+.1f} points" in found.labels[3]
     for advice in report.advice:
         for said in advice.statements:
             assert said.text in found.text
