@@ -29,6 +29,7 @@ from offsphere.data.shards import (
     samples_of,
     shard_paths,
 )
+from offsphere.run.progress import track
 
 if TYPE_CHECKING:
     from jaxtyping import Int, UInt8
@@ -137,7 +138,8 @@ def read_shards(
     """
     rows: Rows = []
     homes: dict[str, Path] = {}
-    for number, (path, facts) in enumerate(shards.items()):
+    in_turn = track(shards.items(), len(shards), "indexing shards", unit="shards")
+    for number, (path, facts) in enumerate(in_turn):
         found = index(path)
         samples = list(samples_of(found, bad))
         if found.problem is not None and samples and not complete(samples[-1][1]):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from samples import encoded, random_picture
 
+from offsphere.data import pictures
 from offsphere.data.bad import BadSamples
 from offsphere.data.pictures import (
     Listing,
@@ -21,6 +22,7 @@ from offsphere.data.pictures import (
     relative,
     square,
 )
+from offsphere.run import progress
 
 
 @pytest.fixture
@@ -110,3 +112,12 @@ def test_square_resizes_the_short_side_and_crops() -> None:
 def test_relative_names(tmp_path: Path) -> None:
     assert relative(tmp_path / "a" / "b.png", tmp_path) == "a/b.png"
     assert relative(Path("/elsewhere/b.png"), tmp_path) == "/elsewhere/b.png"
+
+
+def test_decoding_says_how_far_it_is(listing: Listing, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(progress, "LOG_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(pictures, "DECODE_PIXELS", 2 * 8 * 8)
+    with progress.speaking():
+        load_pictures(listing, 8, BadSamples("error"))
+    lines = [line.split(",")[0] for line in capsys.readouterr().out.splitlines()]
+    assert lines[:3] == [f"decoding pictures: {k} of 3 batches" for k in (1, 2, 3)]
