@@ -131,7 +131,7 @@ def column_of(runs: pd.DataFrame, name: str) -> pd.Series:
 
 
 def equals(series: pd.Series, value: Any) -> np.ndarray:
-    """Which cells hold a value, whether it was written as a number, as a truth value or as text."""
+    """Which cells hold a value, written as a number, as a truth value or as a string."""
     import pandas as pd
 
     if value is None:

@@ -2,7 +2,7 @@
 
 `RAY_ADDRESS` names the cluster; without it Ray is started on this machine. Every node must see the
 folder the study was started in under the same path: there lie the results, and with them the
-checkpoint from which a lost worker's or node's run goes on elsewhere.
+checkpoint from which a lost worker's or node's run resumes elsewhere.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from offsphere.study.tables import append_run, mend_tables, write_rest, write_ru
 from offsphere.study.tuning import Choice, choice_for, choices_of, tuning_record
 
 EPILOG = """
-A study that was stopped or killed goes on with the same command: finished runs are skipped, cut
+A study that was stopped or killed resumes with the same command: finished runs are skipped, cut
 ones resume from their checkpoints. In a clone, which has no run folders, the rows of runs.csv say
 which runs have ended; --out=ELSEWHERE makes them anew. A run that fails is tried once more, then it
 is a failed row of runs.csv. The exit code is 0 if every run finished, 1 if one failed, 2 for a
@@ -134,7 +134,7 @@ def _refuse_unready(study: Study, scripts: Scripts, args: StudySettings) -> None
 
 
 def _refuse_changed(finished: list[Run]) -> None:
-    """Refuse to go on beside finished runs whose data have changed since.
+    """Refuse to add to finished runs whose data have changed since.
 
     Sizes and times of files are looked at first; only where they differ are data read again.
     """

@@ -2,7 +2,7 @@
 study.
 
 A clone has a study's tables but not its run folders. Where a run has no folder its row of runs.csv
-stands for it, so that a study goes on from what is committed.
+stands for it, so that a study continues from what is committed.
 """
 
 from __future__ import annotations
