@@ -58,7 +58,7 @@ CYCLES = {
     *("vision.evaluate", "vision.experiment", "vision.methods"),
 }
 TOO_LONG = {
-    *("offsphere.analysis.page", "offsphere.analysis.panels", "offsphere.evaluation.similarity"),
+    *("offsphere.analysis.page", "offsphere.analysis.panels"),
     "offsphere.training.doctor",
 }
 JAVASCRIPT = 729

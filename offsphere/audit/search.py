@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from offsphere.cells import shrink
-from offsphere.evaluation.retrieval import checked_side
+from offsphere.evaluation.checks import checked_side
 from offsphere.evaluation.zero_shot import class_vectors
 
 if TYPE_CHECKING:

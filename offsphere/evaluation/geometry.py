@@ -67,23 +67,6 @@ def uniformity(x: Float[Tensor, "n d"], t: float = 2.0, tile: int = 2048) -> Flo
     return total - _log(len(u) * (len(u) - 1) / 2, total)
 
 
-def cross_uniformity(
-    left: Float[Tensor, "n d"], right: Float[Tensor, "n d"], t: float = 2.0, tile: int = 2048
-) -> Float[Tensor, ""]:
-    """Uniformity between two sides: log mean exp(-t |u_i - v_j|^2) over the non-pairs i != j."""
-    _check_pairs(left, right)
-    if len(left) < 2:
-        raise ValueError(f"cross_uniformity needs at least two pairs, got {len(left)}.")
-    u, v = unit(left), unit(right)
-    total = u.new_full((), -torch.inf)
-    for start in range(0, len(u), tile):
-        cosine = u[start : start + tile] @ v.T
-        apart = torch.ones_like(cosine, dtype=torch.bool)
-        apart.diagonal(start).fill_(False)
-        total = torch.logaddexp(total, _log_potential(cosine, apart, t))
-    return total - _log(len(u) * (len(u) - 1), total)
-
-
 def modality_gap(
     left: Float[Tensor, "n d"], right: Float[Tensor, "m d"]
 ) -> dict[str, Float[Tensor, ""]]:
@@ -106,31 +89,18 @@ def hubness(
     k: int = 10,
     *,
     item_exponent: float = 1.0,
-    exclude_self: bool = False,
 ) -> dict[str, Float[Tensor, ""]]:
     """How unevenly the items share the k-nearest lists of the queries (Radovanovic et al. 2010).
 
     The score is q . d / |d|**item_exponent: a query's own norm cannot change its list.
-    `exclude_self` is for queries that are the items themselves.
     """
-    own = torch.arange(len(queries), device=items.device) if exclude_self else None
-    _, nearest = top_items(queries, shrink(items.detach(), float(item_exponent)), k, exclude=own)
+    _, nearest = top_items(queries, shrink(items.detach(), float(item_exponent)), k)
     occurrence = torch.bincount(nearest.flatten(), minlength=len(items))
     return occurrence_statistics(occurrence, items.detach().norm(dim=-1))
 
 
-def hubness_of_scores(
-    scores: Float[Tensor, "q n"], k: int = 10, *, item_norms: Float[Tensor, " n"] | None = None
-) -> dict[str, Float[Tensor, ""]]:
-    """The same statistics from a score matrix; `norm_correlation` only if norms are given."""
-    _check_k(k, scores.shape[-1])
-    nearest = scores.detach().topk(k, dim=-1).indices
-    occurrence = torch.bincount(nearest.flatten(), minlength=scores.shape[-1])
-    return occurrence_statistics(occurrence, item_norms)
-
-
 def occurrence_statistics(
-    occurrence: Int[Tensor, " n"], item_norms: Float[Tensor, " n"] | None = None
+    occurrence: Int[Tensor, " n"], item_norms: Float[Tensor, " n"]
 ) -> dict[str, Float[Tensor, ""]]:
     """Skewness, Robin Hood index, anti-hub rate and hub shares of the k-occurrence counts N_k.
 
@@ -147,9 +117,8 @@ def occurrence_statistics(
         "hub_share": (counts * (counts >= 2 * mean)).sum() / slots,
         "largest_hub_share": counts.max() / slots,
     }
-    if item_norms is not None:
-        norms = item_norms.double()
-        statistics["norm_correlation"] = _pearson(norms / norms.mean(), counts)
+    norms = item_norms.double()
+    statistics["norm_correlation"] = _pearson(norms / norms.mean(), counts)
     return {name: value.float() for name, value in statistics.items()}
 
 

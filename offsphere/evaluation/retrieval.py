@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from offsphere.cells import shrink
+from offsphere.evaluation.checks import checked_side
 from offsphere.evaluation.geometry import unit
 from offsphere.names import CORNERS
 
@@ -205,19 +206,3 @@ def _checked(images: Tensor, texts: Tensor, owner: Tensor) -> tuple[Tensor, Tens
             f"{int(without[0])}): leave them out, nothing can be found for them."
         )
     return images, texts, owner
-
-
-def checked_side(x: Tensor, name: str) -> Tensor:
-    """Raw embeddings in float64 where there is such; an error if they are no finite matrix."""
-    if x.ndim != 2 or len(x) == 0 or not x.is_floating_point():
-        raise ValueError(
-            f"The {name} embeddings must be a floating-point matrix with at least one row, got "
-            f"{x.dtype} of shape {tuple(x.shape)}."
-        )
-    bad = (~x.isfinite().all(1)).nonzero().flatten()
-    if len(bad):
-        raise ValueError(
-            f"{len(bad)} of {len(x)} {name} embeddings are not finite (first: row {int(bad[0])}): "
-            "the model diverged or its input was bad; fix that first."
-        )
-    return x.detach().to(torch.float32 if x.device.type == "mps" else torch.float64)

@@ -16,7 +16,6 @@ Angle" (arXiv 2504.16318), which gives no parameter values: the defaults here ar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,13 +25,26 @@ import torch
 from torch import Tensor
 
 from offsphere.cells import shrink
+from offsphere.evaluation.checks import (
+    both_sides,
+    check_available,
+    check_count,
+    check_share,
+    check_weight,
+    references,
+)
+from offsphere.evaluation.moments import (
+    SLAB,
+    absolute_correlation,
+    ledoit_wolf_shrinkage,
+    mean_row,
+    moments_of,
+    spectrum,
+)
 from offsphere.names import CORNERS, unknown
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-
-SLAB = 4096
-"""Rows that are turned to float64, or compared with a whole reference set, at a time."""
 
 COSINE = CORNERS["cosine"]
 
@@ -71,7 +83,7 @@ class CellSimilarity(WithoutStatistics):
     def scores(
         self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
     ) -> Float[Tensor, "q n"]:
-        return _cell_scores(*_sides(queries, items), self.exponents)
+        return _cell_scores(*both_sides(queries, items), self.exponents)
 
 
 @dataclass(frozen=True)
@@ -82,12 +94,12 @@ class Scaled(WithoutStatistics):
     """Weight of the cosine, from 0 to 1; the default is ours."""
 
     def __post_init__(self) -> None:
-        _check_share("alpha", self.alpha)
+        check_share("alpha", self.alpha)
 
     def scores(
         self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
     ) -> Float[Tensor, "q n"]:
-        queries, items = _sides(queries, items)
+        queries, items = both_sides(queries, items)
         norms = queries.norm(dim=1)[:, None] + items.norm(dim=1)
         return self.alpha * _cell_scores(queries, items, COSINE) + (1 - self.alpha) * norms
 
@@ -104,12 +116,12 @@ class RadialAngular(WithoutStatistics):
     """Lambda, per radian, not negative; the default is ours."""
 
     def __post_init__(self) -> None:
-        _check_weight("angle_weight", self.angle_weight)
+        check_weight("angle_weight", self.angle_weight)
 
     def scores(
         self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
     ) -> Float[Tensor, "q n"]:
-        queries, items = _sides(queries, items)
+        queries, items = both_sides(queries, items)
         # arccos loses half the digits near 0: float64 leaves float32 its own precision.
         long_queries, long_items = queries.double(), items.double()
         radial = (long_queries.norm(dim=1)[:, None] - long_items.norm(dim=1)).abs()
@@ -124,7 +136,7 @@ class Euclidean(WithoutStatistics):
     def scores(
         self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
     ) -> Float[Tensor, "q n"]:
-        queries, items = _sides(queries, items)
+        queries, items = both_sides(queries, items)
         long_queries, long_items = queries.double(), items.double()
         squares = long_queries.square().sum(1)[:, None] + long_items.square().sum(1)
         distance = (squares - 2 * long_queries @ long_items.T).clamp_min(0).sqrt()
@@ -142,7 +154,7 @@ class QueryZScore(WithoutStatistics):
     def scores(
         self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
     ) -> Float[Tensor, "q n"]:
-        cosine = _cell_scores(*_sides(queries, items), COSINE)
+        cosine = _cell_scores(*both_sides(queries, items), COSINE)
         std, mean = torch.std_mean(cosine, dim=1, correction=0, keepdim=True)
         resolution = 16 * torch.finfo(cosine.dtype).eps
         return torch.where(std > resolution, (cosine - mean) / std, torch.zeros_like(cosine))
@@ -188,7 +200,7 @@ class Centred:
     def fit(
         self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
     ) -> Self:
-        means = [_mean(side) for side in _references(reference, queries)]
+        means = [mean_row(side) for side in references(reference, queries)]
         return replace(self, maps=SideMaps(means[0], means[-1]))
 
     def scores(
@@ -221,23 +233,23 @@ class Whitened:
         if self.kind not in ("zca", "pca"):
             raise unknown("kind of whitening", self.kind, ("zca", "pca"))
         if not isinstance(self.shrinkage, str):
-            _check_share("shrinkage", self.shrinkage)
+            check_share("shrinkage", self.shrinkage)
         elif self.shrinkage != "ledoit_wolf":
             raise unknown("shrinkage", self.shrinkage, ("ledoit_wolf",))
         if self.components is not None:
-            _check_count("components", self.components)
+            check_count("components", self.components)
 
     def fit(
         self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
     ) -> Self:
-        sides = _references(reference, queries)
-        moments = _moments(sides)
+        sides = references(reference, queries)
+        moments = moments_of(sides)
         shrinkage = self.shrinkage
         if isinstance(shrinkage, str):
             shrinkage = ledoit_wolf_shrinkage(moments)
-        variances, directions = _spectrum(moments, shrinkage)
+        variances, directions = spectrum(moments, shrinkage)
         if self.components is not None:
-            _check_available("components", self.components, len(variances))
+            check_available("components", self.components, len(variances))
             variances = variances[: self.components]
             directions = directions[:, : self.components]
         matrix = directions / variances.sqrt()
@@ -265,14 +277,14 @@ class TopRemoved:
     maps: SideMaps | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check_count("components", self.components)
+        check_count("components", self.components)
 
     def fit(
         self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
     ) -> Self:
-        moments = _moments(_references(reference, queries))
-        variances, directions = _spectrum(moments, shrinkage=0.0)
-        _check_available("components to remove", self.components, len(variances) - 1)
+        moments = moments_of(references(reference, queries))
+        variances, directions = spectrum(moments, shrinkage=0.0)
+        check_available("components to remove", self.components, len(variances) - 1)
         top = directions[:, : self.components]
         matrix = torch.eye(len(top), dtype=top.dtype, device=top.device) - top @ top.T
         return replace(self, maps=SideMaps(moments.means[0], moments.means[-1], matrix))
@@ -299,14 +311,14 @@ class SoftCosine:
     maps: SideMaps | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check_weight("power", self.power)
+        check_weight("power", self.power)
 
     def fit(
         self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
     ) -> Self:
         if self.features is not None:
             return replace(self, maps=_soft_maps(self.features, "The given S"))
-        similar = _absolute_correlation(_references(reference, queries)[-1]) ** self.power
+        similar = absolute_correlation(references(reference, queries)[-1]) ** self.power
         name = f"S = |correlation|**{self.power:g} of the reference's features"
         return replace(self, maps=_soft_maps(similar, name))
 
@@ -335,12 +347,12 @@ class Augmented:
     """Of the query side and of the item side."""
 
     def __post_init__(self) -> None:
-        _check_weight("weight", self.weight)
+        check_weight("weight", self.weight)
 
     def fit(
         self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
     ) -> Self:
-        means = [_norms(side).mean().item() for side in _references(reference, queries)]
+        means = [_norms(side).mean().item() for side in references(reference, queries)]
         if not min(means) > 0:
             raise ValueError(
                 "The norm cannot be measured in units of its mean: every reference vector of a "
@@ -352,7 +364,7 @@ class Augmented:
         self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
     ) -> Float[Tensor, "q n"]:
         query_norm, item_norm = _fitted("augmented", self.mean_norms)
-        queries, items = _sides(queries, items)
+        queries, items = both_sides(queries, items)
         return _cell_scores(
             self._augment(queries, query_norm), self._augment(items, item_norm), self.exponents
         )
@@ -377,20 +389,20 @@ class Csls:
     """The unit vectors of the query side and of the item side."""
 
     def __post_init__(self) -> None:
-        _check_count("k", self.k)
+        check_count("k", self.k)
 
     def fit(
         self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
     ) -> Self:
-        units = [shrink(side, 1.0) for side in _references(reference, queries)]
-        _check_available("neighbours", self.k, min(len(side) for side in units))
+        units = [shrink(side, 1.0) for side in references(reference, queries)]
+        check_available("neighbours", self.k, min(len(side) for side in units))
         return replace(self, references=(units[0], units[-1]))
 
     def scores(
         self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
     ) -> Float[Tensor, "q n"]:
         query_reference, item_reference = _fitted("csls", self.references)
-        queries, items = _sides(queries, items)
+        queries, items = both_sides(queries, items)
         around_queries = mean_nearest_cosine(queries, item_reference, self.k)
         around_items = mean_nearest_cosine(items, query_reference, self.k)
         return 2 * _cell_scores(queries, items, COSINE) - around_queries[:, None] - around_items
@@ -420,31 +432,6 @@ def similarity(name: str) -> Similarity:
     return SIMILARITIES[name]()
 
 
-@dataclass(frozen=True)
-class Moments:
-    """What one pass over the centred references leaves behind."""
-
-    rows: int
-    means: tuple[Float[Tensor, " d"], ...]
-    """One per side."""
-    covariance: Float[Tensor, "d d"]
-    """Population form, pooled over the sides, each about its own mean."""
-    fourth: Float[Tensor, ""]
-    """Mean of |x - mean|**4."""
-    rounding: float
-    """The variance that rounding of the input alone can put into a direction."""
-
-
-def ledoit_wolf_shrinkage(moments: Moments) -> float:
-    """The shrinkage of least expected squared error towards mean variance times identity (2004)."""
-    covariance = moments.covariance
-    mean_variance = covariance.diagonal().mean()
-    target = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
-    distance = (covariance - mean_variance * target).square().sum()
-    error = ((moments.fourth - covariance.square().sum()) / moments.rows).clamp_min(0)
-    return (torch.minimum(error, distance) / distance).item() if distance > 0 else 0.0
-
-
 def mean_nearest_cosine(
     x: Float[Tensor, "n d"], unit_reference: Float[Tensor, "m d"], k: int
 ) -> Float[Tensor, " n"]:
@@ -469,63 +456,12 @@ def _cell_scores(queries: Tensor, items: Tensor, exponents: tuple[float, float])
 def _mapped_scores(
     maps: SideMaps, queries: Tensor, items: Tensor, exponents: tuple[float, float]
 ) -> Tensor:
-    queries, items = _sides(queries, items)
+    queries, items = both_sides(queries, items)
     return _cell_scores(maps.queries(queries), maps.items(items), exponents)
-
-
-def _mean(x: Tensor) -> Tensor:
-    return x.mean(0, dtype=torch.float64)
 
 
 def _norms(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
-
-
-def _moments(sides: list[Tensor]) -> Moments:
-    for side in sides:
-        if len(side) < 2:
-            raise ValueError(
-                f"A covariance needs at least two reference rows per side, got {len(side)}."
-            )
-    means = tuple(_mean(side) for side in sides)
-    rows, d = sum(len(side) for side in sides), sides[0].shape[1]
-    scatter = torch.zeros(d, d, dtype=torch.float64, device=sides[0].device)
-    fourth = scatter.new_zeros(())
-    for side, mean in zip(sides, means, strict=True):
-        for slab in side.split(SLAB):
-            centred = slab.double() - mean
-            scatter += centred.T @ centred
-            fourth += centred.square().sum(1).square().sum()
-    eps = max(torch.finfo(side.dtype).eps for side in sides)
-    largest = max(side.abs().max().item() for side in sides)
-    return Moments(rows, means, scatter / rows, fourth / rows, d * (eps * largest) ** 2)
-
-
-def _spectrum(moments: Moments, shrinkage: float) -> tuple[Tensor, Tensor]:
-    """Variances above rounding error and their directions, largest first, after shrinkage."""
-    variances, directions = torch.linalg.eigh(moments.covariance)
-    variances, directions = variances.flip(0), directions.flip(1)
-    largest = variances[0].item()
-    if not largest > moments.rounding:
-        raise ValueError(
-            f"The {moments.rows} reference rows do not vary: there is no covariance to work with. "
-            "Fit on embeddings of an encoder that has not collapsed."
-        )
-    shrunk = (1 - shrinkage) * variances.clamp_min(0) + shrinkage * variances.mean()
-    floor = len(shrunk) * torch.finfo(torch.float64).eps * largest
-    kept = shrunk > max(floor, moments.rounding)
-    return shrunk[kept], directions[:, kept]
-
-
-def _absolute_correlation(reference: Tensor) -> Tensor:
-    """|correlation| of the features; a constant feature has 1 with itself and 0 with others."""
-    moments = _moments([reference])
-    std = moments.covariance.diagonal().sqrt()
-    magnitude = reference.abs().amax(0).double()
-    varies = std > 16 * torch.finfo(reference.dtype).eps * magnitude
-    inverse = torch.where(varies, 1 / std, torch.zeros_like(std))
-    correlation = (inverse[:, None] * moments.covariance * inverse).abs().clamp_max(1)
-    return correlation.fill_diagonal_(1.0)
 
 
 def _soft_maps(similar: Tensor, name: str) -> SideMaps:
@@ -557,70 +493,3 @@ def _fitted(name: str, statistics: T | None) -> T:
             "fit(reference) and score with what it returns."
         )
     return statistics
-
-
-def _sides(queries: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
-    """Both sides checked, detached, in one dtype of at least float32."""
-    queries, items = _checked("queries", queries), _checked("items", items)
-    _check_equal_width("items", items, "queries", queries)
-    dtype = torch.promote_types(queries.dtype, items.dtype)
-    return queries.to(dtype), items.to(dtype)
-
-
-def _references(reference: Tensor, queries: Tensor | None) -> list[Tensor]:
-    """The references of the query side and of the item side, or the one that stands for both."""
-    items = _checked("reference", reference)
-    if queries is None or queries is reference:
-        return [items]
-    queries = _checked("reference queries", queries)
-    _check_equal_width("reference queries", queries, "reference", items)
-    return [queries, items]
-
-
-def _checked(name: str, x: Tensor) -> Tensor:
-    if x.ndim != 2 or not x.is_floating_point() or x.shape[1] == 0:
-        raise ValueError(
-            f"Expected {name} as a floating-point matrix whose rows are embeddings, got {x.dtype} "
-            f"of shape {tuple(x.shape)}."
-        )
-    if len(x) == 0:
-        raise ValueError(f"Expected at least one row of {name}, got none.")
-    bad = (~x.isfinite().all(1)).nonzero().flatten()
-    if len(bad):
-        raise ValueError(
-            f"{len(bad)} of {len(x)} rows of {name} are not finite (first: row {int(bad[0])}): the "
-            "encoder diverged or its input was bad; fix that first."
-        )
-    x = x.detach()
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def _check_equal_width(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
-    if x.shape[1] != other.shape[1]:
-        raise ValueError(
-            f"Expected {name} and {other_name} of one width, got {x.shape[1]} and "
-            f"{other.shape[1]} features."
-        )
-
-
-def _check_share(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"Expected {name} from 0 to 1, got {value}.")
-
-
-def _check_weight(name: str, value: float) -> None:
-    if not 0 <= value < math.inf:
-        raise ValueError(f"Expected {name} to be finite and not negative, got {value}.")
-
-
-def _check_count(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"Expected {name} of at least 1, got {value}.")
-
-
-def _check_available(name: str, asked: int, available: int) -> None:
-    if asked > available:
-        raise ValueError(
-            f"{asked} {name} were asked for, but the reference allows {available}: ask for fewer "
-            "or fit on more varied data."
-        )

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from offsphere.cells import SMALLEST_NORM
+from offsphere.evaluation.checks import checked_side
 from offsphere.evaluation.geometry import unit
-from offsphere.evaluation.retrieval import checked_side, standings
+from offsphere.evaluation.retrieval import standings
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
