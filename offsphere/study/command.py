@@ -28,7 +28,7 @@ from offsphere.study.plan import (
     main_runs,
     pilot_runs,
 )
-from offsphere.study.tables import append_run, mend_tables, write_rest, write_runs_of
+from offsphere.study.tables import RUNS, append_run, mend_tables, write_rest, write_runs_of
 from offsphere.study.tuning import Choice, choice_for, choices_of, tuning_record
 
 EPILOG = """
@@ -223,7 +223,9 @@ def _closing(folder: Path, runs: list[Run], failed: list[Run], choices: list[Cho
 
 
 def _tell_answer(folder: Path) -> None:
-    """What was found, and what to do next."""
+    """What was found, and what to do next; nothing where every pilot failed and no run began."""
+    if not (folder / RUNS).exists():
+        return
     from offsphere.analysis.answer import told
     from offsphere.analysis.digest import read_study
 

@@ -239,9 +239,10 @@ tune: {metric: test/score, best: min, seeds: [7], grid: {fault: [crash, none]}}
     code, output, _ = study(text)
     assert code == 0
     assert list(table()["fault"]) == ["none"]
-    code, output, _ = study(text.replace("[crash, none]", "[crash]"))
-    assert code == 1
-    assert "not run: every candidate failed in the pilot runs of [{'cell': 'cosine'}]" in output
+    for flags in ((), ("--out=elsewhere",)):
+        code, output, errors = study(text.replace("[crash, none]", "[crash]"), *flags)
+        assert (code, errors) == (1, "")
+        assert "not run: every candidate failed in the pilot runs of [{'cell': 'cosine'}]" in output
     code, _, errors = study(text.replace("test/score", "test/scroe"))
     assert code == 1
     assert "tune: metric 'test/scroe' is not measured by toy: expected one of " in errors
