@@ -7,9 +7,11 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from offsphere.data.needs import refuse_missing
+from offsphere.estimate import Estimate
 from offsphere.run.command import is_first_process, one_line_errors
 from offsphere.run.config import parse, told
 from offsphere.run.progress import say, speaking
@@ -21,8 +23,7 @@ if TYPE_CHECKING:
 
 Column = tuple[str, str, str | Callable[[Any], str]]
 """A metric, its title in the closing table, and its format or what spells it."""
-Z = 1.959964
-"""Standard errors on either side of a 95 % interval."""
+LEVEL = 0.95
 
 
 def main(
@@ -90,9 +91,9 @@ def _add_certainty(
         return
     forms = [form if isinstance(form, str) else "{}" for _, _, form in columns]
     pairs = list(zip(forms, found, strict=True))
-    for place, title in enumerate(("95 % from", "to")):
-        table.add_row(title, *(form.format(ends[place]) if ends else "" for form, ends in pairs))
-    table.add_row("of n", *(f"{ends[2]:,}" if ends else "" for ends in found))
+    table.add_row("95 % from", *(form.format(x.low) if x else "" for form, x in pairs))
+    table.add_row("to", *(form.format(x.high) if x else "" for form, x in pairs))
+    table.add_row("of n", *(f"{x.n:,}" if x else "" for x in found))
 
 
 def _outcomes(folder: Path) -> dict[str, Any]:
@@ -106,26 +107,20 @@ def _outcomes(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def interval(name: str, value: float, outcomes: dict[str, Any]) -> tuple[float, float, int] | None:
-    """The 95 % interval of a metric over its test examples, and their number.
+def interval(name: str, value: float, outcomes: dict[str, Any]) -> Estimate | None:
+    """A metric with its 95 % interval over the test examples.
 
     Wilson's for a share of right answers; for another mean (nDCG) 1.96 standard errors. None if
     the metric is no mean over examples that were kept.
     """
+    from offsphere.evaluation.intervals import wilson
+
     group, _, tail = name.partition("/")
     right = outcomes.get(f"{tail}_correct", outcomes.get(tail.replace("_r1", "_hit1")))
     if right is not None and group in ("test", "untrained") and tail not in outcomes:
-        return *wilson(value, len(right)), len(right)
+        return Estimate(value, *wilson(value, len(right), LEVEL), len(right))
     own = outcomes.get(tail if group == "test" else f"{group}_{tail}")
     if own is None or own.ndim != 1 or len(own) < 2 or abs(own.mean() - value) > 1e-4:
         return None
-    half = Z * float(own.std(ddof=1)) / math.sqrt(len(own))
-    return value - half, value + half, len(own)
-
-
-def wilson(share: float, count: int, z: float = Z) -> tuple[float, float]:
-    """The 95 % interval of a proportion, which stays within 0 and 1 (Wilson 1927)."""
-    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    spread = math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
-    half = z / (1 + z * z / count) * spread
-    return max(0.0, middle - half), min(1.0, middle + half)
+    reach = NormalDist().inv_cdf((1 + LEVEL) / 2) * float(own.std(ddof=1)) / math.sqrt(len(own))
+    return Estimate(value, value - reach, value + reach, len(own))

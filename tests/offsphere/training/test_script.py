@@ -6,17 +6,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 from rich.table import Table
-from scipy.stats import binomtest
 
+from offsphere.estimate import Estimate
+from offsphere.evaluation.intervals import wilson
 from offsphere.run.record import RunFolder
 from offsphere.training.plots import measured, plot_run
-from offsphere.training.script import _add_certainty, interval, wilson
-
-
-@pytest.mark.parametrize(("hits", "count"), [(0, 10), (10, 10), (3, 10), (457, 821), (1, 2)])
-def test_wilson_equals_scipys(hits, count):
-    expected = binomtest(hits, count).proportion_ci(method="wilson")
-    assert wilson(hits / count, count) == pytest.approx((expected.low, expected.high), abs=1e-6)
+from offsphere.training.script import _add_certainty, interval
 
 
 def test_intervals_by_metric():
@@ -28,12 +23,13 @@ def test_intervals_by_metric():
         "untrained_ndcg10": scores / 2,
         "norm": scores,
     }
-    assert interval("test/knn", 0.5, outcomes) == (*wilson(0.5, 50), 50)
-    assert interval("untrained/knn", 0.4, outcomes) == (*wilson(0.4, 50), 50)
-    assert interval("test/i2t_r1", 0.0, outcomes) == (*wilson(0.0, 40), 40)
+    assert interval("test/knn", 0.5, outcomes) == Estimate(0.5, *wilson(0.5, 50, 0.95), 50)
+    assert interval("untrained/knn", 0.4, outcomes) == Estimate(0.4, *wilson(0.4, 50, 0.95), 50)
+    assert interval("test/i2t_r1", 0.0, outcomes) == Estimate(0.0, *wilson(0.0, 40, 0.95), 40)
     half = 1.959964 * scores.std(ddof=1) / 2
     found = interval("test/ndcg10", 0.35, outcomes)
-    assert found == (pytest.approx(0.35 - half), pytest.approx(0.35 + half), 4)
+    assert found is not None
+    assert (found.low, found.high, found.n) == pytest.approx((0.35 - half, 0.35 + half, 4))
     assert interval("untrained/ndcg10", 0.175, outcomes) is not None
     for other in ("train/norm_left_cv", "test/majority", "test/norm", "bm25/ndcg10"):
         assert interval(other, 9.0, outcomes) is None
@@ -48,7 +44,7 @@ def test_the_closing_table_has_intervals_and_n(tmp_path):
     _add_certainty(table, columns, {"test/knn": 0.5, "test/majority": 0.1}, tmp_path)  # type: ignore
     console = Console(width=80, record=True)
     console.print(table)
-    low, high = wilson(0.5, 50)
+    low, high = wilson(0.5, 50, 0.95)
     cells = [line.split("│")[2].strip() for line in console.export_text().splitlines()[3:-1]]
     assert cells == [f"{low:.1%}", f"{high:.1%}", "50"]
     empty = Table("cell", "kNN", "largest")
