@@ -18,7 +18,7 @@ class Role:
     """Who is left, who is right and which of them is the query."""
     trained: str | None = None
     """The metric of the trained direction, where a study's own metric takes in another."""
-    when: Mapping[str, Any] = field(default_factory=dict)
+    when: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """The settings with which a run has this role."""
 
 
