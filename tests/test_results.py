@@ -13,7 +13,7 @@ import pytest
 from offsphere.analysis.claim_file import load_claims
 from offsphere.analysis.claims import Verdict, evaluate_claims
 from offsphere.analysis.digest import read_study
-from offsphere.analysis.overview import draw_variance
+from offsphere.analysis.overview import variance
 from offsphere.analysis.report import write_report
 
 ROOT = Path(__file__).parents[1]
@@ -57,7 +57,7 @@ def as_in_the_table(line: Verdict) -> str:
     if found is None:
         return f"{line.sentence} | –"
     unit = " log ratio" if line.claim.transform == "log" else ""
-    return f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]{unit} | {found.n}"
+    return f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]{unit} | {found.n}"
 
 
 INTERVAL = re.compile(r"([+-]?\d+\.\d+)[ a-z]* \[([+-]?\d+\.\d+), ([+-]?\d+\.\d+)\]")
@@ -85,24 +85,29 @@ def is_measured(said: tuple[str, ...], line: Verdict) -> bool:
         spelt == [f"{scale * (x + start):.{digits}f}" for x in ends]
         for start in {0.0, against if isinstance(against, float) else 0.0}
         for scale, ends in (
-            (1, (found.mean, found.low, found.high)),
-            (100, (found.mean, found.low, found.high)),
-            (-1, (found.mean, found.high, found.low)),
-            (-100, (found.mean, found.high, found.low)),
+            (1, (found.value, found.low, found.high)),
+            (100, (found.value, found.low, found.high)),
+            (-1, (found.value, found.high, found.low)),
+            (-100, (found.value, found.high, found.low)),
         )
     )
 
 
 def test_the_picture_of_the_variance_term_has_the_claims_numbers(committed: Path) -> None:
-    figure = draw_variance([read_study(committed / "small_batch")])
-    assert figure is not None
-    (line,) = [line for line in figure.axes[0].lines if len(line.get_xdata()) > 2]
-    drawn = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
+    found = variance([read_study(committed / "small_batch")])
+    assert found is not None
+    data = found.data["variance"]
+    points = zip(*(data[key] for key in ("plot", "level", "number", "mean", "n")), strict=True)
+    drawn = {
+        int(size): (mean, n)
+        for plot, level, size, mean, n in points
+        if (plot, level) == ("gain in linear probe accuracy, points", "weight 30")
+    }
     board = evaluate_claims(load_claims(ROOT / "configs" / "claims.yaml"), committed)
     for size, claim in ((32, "variance-gain-32"), (512, "variance-large-batch")):
         (found,) = [verdict.measured for verdict in board if verdict.claim.id == claim]
         assert found is not None
-        assert drawn[size] == pytest.approx(found.mean)
+        assert drawn[size] == (pytest.approx(100 * found.value, rel=1e-3), found.n)
         assert found.n == 10
 
 

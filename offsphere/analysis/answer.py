@@ -8,24 +8,22 @@ depends on the metric, so the sentences say above and below. No torch.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from offsphere.analysis.digest import Study
-from offsphere.analysis.markup import Html, element, seed_count
-from offsphere.analysis.panels import Metric, Panel
+from offsphere.analysis.panels import Panel
 from offsphere.analysis.paper_tables import paper_table
 from offsphere.analysis.power import MOST_SEEDS, seeds_for_difference
+from offsphere.analysis.readings import Metric
 from offsphere.analysis.stats import OverSeeds, holm, paired_difference
 from offsphere.analysis.words import listed, mean_and_interval, plain, spoken, words_of
 from offsphere.estimate import Estimate
+from offsphere.page.numbers import seed_count
 
 ALPHA = 0.05
-MOST = 6
-"""Sentences that stand open; the rest is folded."""
 
 
 class Answer(NamedTuple):
@@ -174,50 +172,6 @@ def _not_shown(
         least = f"{seen:.{metric.decimals}f}{unit}"
         seeds = f"{seeds} would show {least} or more, with 80 % power"
     return f"no difference to {_name(panel, base)} is shown for {names} ({said}; {seeds})"
-
-
-def header(study: Study, date: str) -> Html:
-    """The top of a study's own page: its question, its answer, how far it is."""
-    found = [_item(each) for each in answers(study)]
-    rest = element(
-        "details",
-        element("summary", f"{len(found) - MOST} more"),
-        element("ul", *found[MOST:]),
-    )
-    facts = [
-        ("Runs finished", f"{study.finished} of {study.runs}"),
-        ("Training time", f"{study.hours:.1f} h"),
-        ("Written", date),
-    ]
-    return element(
-        "header",
-        element(
-            "div",
-            element("p", "offsphere report of a study", class_="kicker"),
-            element("button", "Theme", id="theme", type="button", aria_pressed="false"),
-            class_="bar",
-        ),
-        element("h1", study.name),
-        element("p", study.question, class_="lead") if study.question else None,
-        element("ul", *found[:MOST], class_="answer"),
-        rest if len(found) > MOST else None,
-        element(
-            "p",
-            "Paired by seed, 95 % intervals each; a difference is shown if its interval leaves "
-            "out 0.",
-            class_="muted",
-        ),
-        element(
-            "dl",
-            *(element("div", element("dt", name), element("dd", value)) for name, value in facts),
-            class_="facts",
-        ),
-    )
-
-
-def _item(answer: Answer) -> Html:
-    where = element("b", f"{answer.where}. ") if answer.where else None
-    return element("li", where, re.sub(r"(?<![\w.])-(?=\d)", "−", answer.text))
 
 
 def _name(panel: Panel, place: int) -> str:

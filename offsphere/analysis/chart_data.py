@@ -1,154 +1,142 @@
-"""The data that the page's script draws its charts from."""
+"""What the charts of one part of a study are drawn from: tidy columns, in words and points.
+
+Every chart of a part reads the same few tables, so a page carries them once. No torch.
+"""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from offsphere.analysis.digest import Comparison
-from offsphere.analysis.markup import Html, shortened
-from offsphere.analysis.panels import Metric, Panel, Square
+from offsphere.analysis.panels import Panel
+from offsphere.analysis.readings import Metric
+from offsphere.analysis.words import plain, spoken, words_of
 from offsphere.estimate import Estimate
-from offsphere.names import CELLS
+from offsphere.names import CORNERS, SQUARE
+from offsphere.page.charts import Columns, columns
 
-SHAPES = ("circle", "triangle", "wedge", "square", "diamond")
-MARKERS = {"triangle-up": "triangle", "triangle-down": "wedge", "cross": "diamond"} | {
-    name: name for name in ("circle", "square", "diamond")
-}
+EFFECTS = ("left norm discarded", "right norm discarded", "interaction")
+SIDES = {1.0: "discarded", 0.0: "kept"}
+"""What an exponent does to a side's norm."""
 
 
-def panel_data(panel: Panel) -> dict[str, Any]:
-    """What the charts of a panel are drawn from."""
+def controls(panel: Panel) -> dict[str, list[tuple[str, str]]]:
+    """What can be chosen on the page, (value, words) of each; the first is drawn in the paper."""
+    groups = [] if panel.along is None else [name for name, _ in panel.along.groups]
+    scored = dict.fromkeys(found.metric for found in panel.heat_maps)
     return {
-        "treatment": panel.treatment,
-        "levels": panel.levels,
-        "styles": level_styles(panel),
-        "baseline": panel.baseline,
-        "contexts": panel.contexts,
-        "conditions": [[condition.context, condition.level] for condition in panel.conditions],
-        "seeds": panel.seeds,
-        "primary": panel.primary,
-        "metrics": {name: _metric_data(metric) for name, metric in panel.metrics.items()},
-        "curves": {
-            name: [
-                {"condition": line.condition, "x": all_short(line.x), **_columns(line.points)}
-                for line in lines
-            ]
-            for name, lines in panel.curves.items()
-        },
-        "over": panel.curves_over,
-        "histograms": [
-            {
-                "outcome": found.outcome,
-                "context": found.context,
-                "edges": all_short(found.edges),
-                "shares": {str(level): all_short(x) for level, x in found.shares.items()},
-                "log": found.logarithmic,
-                "cv": {str(level): short(x) for level, x in found.variation.items()},
-            }
-            for found in panel.histograms
-        ],
-        "reference": [
-            {
-                "name": line.name,
-                "level": line.level,
-                "x": [x for x, _ in line.points],
-                "y": [y for _, y in line.points],
-            }
-            for line in panel.reference
-        ],
-        "along": None
-        if panel.along is None
-        else {
-            "factor": panel.along.factor,
-            "groups": [{"name": name, "members": m} for name, m in panel.along.groups],
-            "ofLevels": panel.along.of_levels,
-        },
+        "metric": [(name, words_of(name).titled) for name in panel.metrics],
+        "setting": [(name, plain(name)) for name in panel.contexts],
+        "group": [(name, plain(name)) for name in groups],
+        "curve": [(name, words_of(name).titled) for name in panel.curves],
+        "outcome": [(x, plain(x)) for x in dict.fromkeys(h.outcome for h in panel.histograms)],
+        "scored": [(name, words_of(name).titled) for name in scored],
     }
 
 
-def level_styles(panel: Panel) -> list[dict[str, str]]:
-    """The colour and shape of each level: a cell has the same ones everywhere."""
-    styles = []
-    for level in range(len(panel.levels)):
-        corner = panel.corner(level)
-        if corner in CELLS:
-            row = CELLS[corner]
-            colour = f"light-dark({row.colour}, {row.dark})"
-            styles.append({"colour": colour, "shape": MARKERS[row.marker]})
-        else:
-            colour = f"var(--level-{level % 8})"
-            styles.append({"colour": colour, "shape": SHAPES[level % len(SHAPES)]})
-    return styles
-
-
-def comparison_data(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """What the chart of all tasks is drawn from."""
-    return [
-        {
-            "kind": found.kind,
-            "task": found.task,
-            "where": found.where,
-            "source": found.source,
-            "metric": found.metric,
-            "cell": found.cell,
-            **{key: column[0] for key, column in _columns([found.ratio]).items()},
-            "n": found.ratio.n,
-        }
-        for found in comparisons
-    ]
-
-
-def embedded(data: Mapping[str, Any]) -> Html:
-    """JSON that cannot end the element it stands in."""
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    for sign in "<>&\u2028\u2029":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return Html(text)
-
-
-def short(value: float | None) -> float | None:
-    """A number as the page carries it; None where it is not finite."""
-    if value is None or not math.isfinite(value):
-        return None
-    rounded = shortened(value)
-    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
-
-
-def all_short(values: Iterable[float]) -> list[float | None]:
-    """`short` of each."""
-    return [short(value) for value in values]
-
-
-def _metric_data(metric: Metric) -> dict[str, Any]:
-    empty = Estimate(math.nan, math.nan, math.nan, 0)
+def datasets(panel: Panel, metrics: Sequence[str] | None = None) -> dict[str, Columns]:
+    """What the charts of a panel are drawn from, of all metrics or of some."""
+    chosen = [x for x in panel.metrics if metrics is None or x in metrics]
+    found = [(name, spoken(panel.metrics[name])) for name in chosen]
+    first = controls(panel)["curve"][:1]
+    curves = [name for name, _ in first] if metrics is not None else list(panel.curves)
     return {
-        "decimals": metric.decimals,
-        **_columns(metric.summary),
-        "n": [found.n for found in metric.summary],
-        "missing": metric.missing,
-        "values": [all_short(values) for values in metric.values],
-        "difference": {
-            **_columns([found or empty for found in metric.difference]),
-            "n": [found.n if found else 0 for found in metric.difference],
-        },
-        "effect": [short(x) for x in metric.effect_size],
-        "smallest": [short(x) for x in metric.smallest],
-        "crossed": None
-        if metric.crossed is None
-        else [[short(x.low), short(x.high)] if x else [None, None] for x in metric.crossed],
-        "squares": {
-            str(context): {
-                name: [short(effect.value), short(effect.low), short(effect.high), effect.n]
-                for name, effect in zip(Square._fields, square, strict=True)
-            }
+        "conditions": columns(row for name, metric in found for row in _rows(panel, name, metric)),
+        "effects": columns(
+            {"metric": name, "context": panel.contexts[context], "effect": what, **ends(x)}
+            for name, metric in found
             for context, square in metric.squares.items()
-        },
+            for what, x in zip(EFFECTS, square, strict=True)
+        ),
+        "curves": columns(row for name in curves for row in _curve_rows(panel, name)),
+        "norms": columns(_norm_rows(panel)),
+        "scored": columns(_scored_rows(panel)),
+        "reference": columns(
+            {"level": line.level, "number": f"{x:g}", "mean": y, "name": line.name}
+            for line in panel.reference
+            if line.level in panel.levels
+            for x, y in line.points
+        ),
     }
 
 
-def _columns(found: Sequence[Estimate]) -> dict[str, list[float | None]]:
-    columns = {"mean": "value", "low": "low", "high": "high"}
-    return {key: [short(getattr(x, name)) for x in found] for key, name in columns.items()}
+def _rows(panel: Panel, name: str, metric: Metric) -> Iterator[dict[str, Any]]:
+    scale, rows, along = words_of(name).scale, _row_places(panel), _numbers(panel)
+    for place, condition in enumerate(panel.conditions):
+        difference = metric.difference[place]
+        cell = panel.corner(condition.level)
+        sides = [SIDES[g] for g in CORNERS[cell]] if cell in SQUARE else [None, None]
+        group, number = along.get(place, (None, None))
+        yield {
+            "metric": name,
+            "row": rows[place],
+            "context": panel.contexts[condition.context],
+            "level": panel.levels[condition.level],
+            **ends(metric.summary[place]),
+            "seeds": [x * scale for x in metric.values[place] if math.isfinite(x)],
+            **{f"d{key}": x for key, x in (ends(difference) if difference else {}).items()},
+            **({"left": sides[0], "right": sides[1]} if cell else {}),
+            **({"group": group, "number": number} if panel.along else {}),
+        }
+
+
+def _row_places(panel: Panel) -> dict[int, int]:
+    """The row of each condition: a heading stands above those of a named context."""
+    rows, row = {}, 0
+    for context, title in enumerate(panel.contexts):
+        row += bool(title)
+        for place, condition in enumerate(panel.conditions):
+            if condition.context == context:
+                rows[place], row = row, row + 1
+    return rows
+
+
+def _numbers(panel: Panel) -> dict[int, tuple[str, str]]:
+    """(group, number) of the conditions that are drawn against a number."""
+    if panel.along is None:
+        return {}
+    found = {}
+    for group, (name, members) in enumerate(panel.along.groups):
+        for number, member in members:
+            for level in range(len(panel.levels)):
+                pair = (group, member) if panel.along.of_levels else (member, level)
+                if (place := panel.condition(*pair)) is not None:
+                    found[place] = (name, f"{number:g}")
+    return found
+
+
+def _curve_rows(panel: Panel, name: str) -> Iterator[dict[str, Any]]:
+    scale = words_of(name).scale
+    for line in panel.curves[name]:
+        condition = panel.conditions[line.condition]
+        for x, point in zip(line.x, line.points, strict=True):
+            where = panel.contexts[condition.context], panel.levels[condition.level]
+            yield {"name": name, "context": where[0], "level": where[1], "x": x} | ends(
+                point.times(scale)
+            )
+
+
+def _norm_rows(panel: Panel) -> Iterator[dict[str, Any]]:
+    for found in panel.histograms:
+        context = panel.contexts[found.context]
+        title = ", ".join(plain(x) for x in (found.outcome, context) if x)
+        for level, shares in found.shares.items():
+            for edge, share in zip(found.edges, [*shares, shares[-1]], strict=True):
+                row = {"outcome": found.outcome, "context": context, "title": title}
+                yield row | {"level": panel.levels[level], "x": edge, "share": share}
+
+
+def _scored_rows(panel: Panel) -> Iterator[dict[str, Any]]:
+    for found in panel.heat_maps:
+        words, context = words_of(found.metric), panel.contexts[found.context]
+        title = ", ".join(x for x in (words.titled, plain(context)) if x)
+        for level, row in found.rows.items():
+            for group, x in zip(found.columns, row, strict=True):
+                names = {"metric": found.metric, "context": context, "title": title}
+                cells = {"trained": panel.levels[level], "scored": " = ".join(group)}
+                yield names | cells | ends(x.times(words.scale))
+
+
+def ends(found: Estimate) -> dict[str, Any]:
+    return {"mean": found.value, "low": found.low, "high": found.high, "n": found.n}

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offsphere.analysis.claim_file import KINDS, Claim, load_claims, untrained_twin
+from offsphere.analysis.conditions import steps_text
 from offsphere.analysis.exact import EXACT, run_tests
 from offsphere.analysis.foreign import check_may_run, read_exact
 from offsphere.analysis.gates import failed_gate
@@ -30,7 +31,6 @@ from offsphere.analysis.measuring import (
     measure,
     steps_of,
 )
-from offsphere.analysis.panels import steps_text
 from offsphere.analysis.pictures import figures_by_claim
 from offsphere.analysis.stats import OverSeeds, holm
 from offsphere.analysis.tables import NO_FLOOR, AtFloor, Examples, StudyTables, at_floor

@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from offsphere.analysis.foreign import check_seeds, read_json, text_in, tuning_choices
-from offsphere.analysis.panels import (
-    Panel,
+from offsphere.analysis.conditions import (
     Steps,
     all_steps,
     corner_of,
-    measure,
     numbers,
     parts_of,
-    read_panel,
     text_of,
     varying_settings,
 )
+from offsphere.analysis.foreign import check_seeds, read_json, text_in, tuning_choices
+from offsphere.analysis.panels import Panel, read_panel
 from offsphere.analysis.pictures import Picture, drawings, picture_of
+from offsphere.analysis.readings import measure
 from offsphere.analysis.tables import ORIGIN, StudyTables, curves_table
 from offsphere.analysis.tasks import tasks_of
 from offsphere.estimate import Estimate

@@ -1,171 +1,320 @@
-"""Three pictures of the answer: symmetry, the variance term, the squares of cells. No torch."""
+"""The charts of the whole answer: verdicts, symmetry, the variance term, the squares of cells.
+
+No torch.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from offsphere.analysis.chart_data import SIDES, ends
+from offsphere.analysis.charts import (
+    WIDTH,
+    Drawing,
+    number_axis,
+    tiles,
+    told,
+    whiskers,
+    zero_line,
+)
+from offsphere.analysis.claims import Verdict
+from offsphere.analysis.conditions import all_steps, steps_text
 from offsphere.analysis.digest import Comparison, Study
-from offsphere.analysis.figures import STYLE, new_figure, save
-from offsphere.analysis.panels import Panel, all_steps, steps_text
+from offsphere.analysis.panels import Panel
+from offsphere.analysis.words import words_of
 from offsphere.estimate import Estimate
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from offsphere.names import CORNERS, SQUARE
+from offsphere.page.charts import Chart, Columns, columns, drawn, write_figure
 
 KINDS = {"asymmetric": "different roles", "symmetric": "interchangeable", "control": "control"}
-SQUARE = (("cosine", "qnorm"), ("dnorm", "dot"))
-CORNERS = {"qnorm", "dnorm", "dot"}
 PUBLISHED_ENCODER = "contriever"
-PER_LINE = 4
 SPREAD = "train/negative_variance"
 SQUARED = ("Two views of an image", "Image and text", "Query and document", "Two halves")
+FARTHEST = 2.0
+"""Margins at which the axis of the verdicts ends."""
 
 
-def write_overview(
-    studies: Sequence[Study], comparisons: Sequence[Comparison], folder: Path
-) -> list[Path]:
-    """Write the pictures that the studies have data for; the files."""
-    import matplotlib as mpl
+@dataclass(frozen=True)
+class Overview:
+    """A chart over several studies with its data and what can be chosen in it."""
 
+    drawing: Drawing
+    data: Mapping[str, Columns]
+    controls: Mapping[str, Sequence[str]]
+    title: str
+
+
+def write_overview(found: Mapping[str, Overview], lines: Sequence[Verdict], folder: Path) -> None:
+    """Write the charts that there are data for."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    with mpl.rc_context(STYLE):
-        for name, figure in (
-            ("symmetry", draw_symmetry(comparisons)),
-            ("variance", draw_variance(studies)),
-            ("squares", draw_squares(comparisons)),
-        ):
-            if figure is not None:
-                written += save(figure, folder / name)
-    return written
+    for name, overview in found.items():
+        write_figure(paper_chart(overview), overview.data, folder / name)
+    if measured := [line for line in lines if line.measured and line.claim.kind == "primary"]:
+        chart, data = forest(measured)
+        write_figure(chart, data, folder / "verdicts")
 
 
-def draw_symmetry(comparisons: Sequence[Comparison]) -> Figure | None:
-    """Dot over cosine in every task, by whether its two sides are interchangeable."""
-    dots = [c for c in comparisons if c.cell == "dot" and c.kind in KINDS]
-    chosen = _told_apart(_once(dots))
-    if not any(c.source == "ours" for c in chosen):
+def overviews(studies: Sequence[Study], comparisons: Sequence[Comparison]) -> dict[str, Overview]:
+    """The charts over all studies, by name."""
+    found = {
+        "symmetry": symmetry(comparisons),
+        "variance": variance(studies),
+        "squares": squares(comparisons),
+    }
+    return {name: overview for name, overview in found.items() if overview is not None}
+
+
+def page_chart(overview: Overview) -> Chart:
+    """The chart with what is chosen on the page."""
+    drawing = overview.drawing
+    filters = [{"filter": f"datum.{name} === {by}"} for name, by in drawing.chosen.items()]
+    transform = [*filters, *drawing.chart["transform"]]
+    return {**drawing.chart, "transform": transform, "params": _params(overview)}
+
+
+def paper_chart(overview: Overview) -> Chart:
+    """The chart with its first choice, or with one plot for each."""
+    drawing, title = (
+        overview.drawing,
+        {"text": overview.title, "subtitle": overview.drawing.caption},
+    )
+    if drawing.facet is None:
+        return {**page_chart(overview), "width": 2 * WIDTH, "title": title}
+    chart = {**drawing.chart, "params": _params(overview), "title": title}
+    inside = {key: chart.pop(key) for key in ("layer", "height")}
+    facet = {"field": drawing.facet, "type": "nominal", "sort": None}
+    split = {"facet": facet, "columns": 4, "spec": {**inside, "width": 0.7 * WIDTH}}
+    own = {"scale": {"y": "independent"}} if drawing.facet == "plot" else {}
+    return {**chart, **split, "resolve": own}
+
+
+def forest(lines: Sequence[Verdict], *, bare: bool = False) -> tuple[Chart, dict[str, Columns]]:
+    """Each claim's interval in margins, on one axis; `bare` has no names and no axis."""
+    names = ["" if bare else line.claim.id for line in lines]
+    axis = {"title": "measured / margin fixed in advance", "grid": not bare, "labels": not bare}
+    axis |= {"ticks": not bare, "domain": not bare} | ({"title": None} if bare else {})
+    x = {"scale": {"domain": [-FARTHEST, FARTHEST], "clamp": True}, "axis": axis}
+    layers = whiskers(names, [], ({"value": "var(--ink)"}, {"value": "circle"}))
+    for layer in layers:
+        layer["encoding"]["x"] |= x
+    zone = {"x": {"datum": -1, **x}, "x2": {"datum": 1}}
+    layers = [
+        {
+            "data": {"values": [{}]},
+            "mark": {"type": "rect", "color": "var(--zone)", "aria": False},
+            "encoding": zone,
+        },
+        zero_line(),
+        *layers,
+    ]
+    chart = {"data": {"name": "verdicts"}, "transform": [], "layer": layers}
+    data = columns(_in_margins(line, row) for row, line in enumerate(lines))
+    height = len(lines) * (26 if bare else 20)
+    return {**chart, "width": 2 * WIDTH, "height": height}, {"verdicts": data}
+
+
+def forest_row(line: Verdict) -> str:
+    """One claim's interval as SVG for its row on the page."""
+    chart, data = forest([line], bare=True)
+    return drawn({**chart, "width": 260, "padding": 0}, data)
+
+
+def _in_margins(line: Verdict, row: int) -> dict[str, Any]:
+    found, unit = line.measured, line.claim.margin
+    assert found is not None
+    scaled = ends(Estimate(found.value, found.low, found.high, found.n).times(1 / (unit or 1.0)))
+    return {"row": row, **scaled, "text": f"{line.claim.id}: {line.verdict}"}
+
+
+def symmetry(comparisons: Sequence[Comparison]) -> Overview | None:
+    """Each cell over cosine in every task, by whether its two sides are interchangeable."""
+    cells = sorted(
+        {c.cell for c in comparisons if c.source == "ours"}, key=lambda cell: (cell != "dot", cell)
+    )
+    rows = [row for cell in cells for row in _symmetry_rows(comparisons, cell)]
+    if not any(row["source"] == "ours" for row in rows):
         return None
-    labels, places = list[str](), dict[int, Comparison]()
+    headings = json.dumps(list(KINDS.values()))
+    axis = {
+        "title": None,
+        "labelColor": "var(--ink)",
+        "labelFontWeight": {
+            "condition": {"test": f"indexof({headings}, datum.value) >= 0", "value": 700},
+            "value": 400,
+        },
+        **{"domain": False, "ticks": False, "grid": False, "labelLimit": 420},
+    }
+    sort = {"field": "order", "op": "min"}
+    y = {"field": "label", "type": "nominal", "sort": sort, "axis": axis}
+    settled = [row for row in rows if row["n"] > 2 or row["source"] == "published"]
+    reached = [x for row in settled for x in (row["mean"], row["low"], row["high"])]
+    reached = [x for x in [*reached, 0.0] if math.isfinite(x)]
+    domain = [min(reached) - 0.05, max(reached) + 0.05]
+    title = "ln(cell / cosine): left of 0 magnitude hurts, right of it helps"
+    x = {"scale": {"domain": domain, "clamp": True}, "axis": {"title": title}}
+    colour = {
+        "field": "source",
+        "type": "nominal",
+        "scale": {"domain": ["ours", "published"], "range": ["var(--orange)", "var(--grey)"]},
+    }
+    shape = {**colour, "scale": {"domain": ["ours", "published"], "range": ["square", "circle"]}}
+    hollow = {"condition": {"test": "datum.source === 'ours'", "value": "var(--orange)"}}
+    layers = whiskers([], [], (colour, shape))
+    for layer in layers:
+        layer["encoding"]["x"] |= x
+        layer["encoding"]["y"] = y
+    layers[1]["mark"]["filled"] = False
+    layers[1]["encoding"]["fill"] = {**hollow, "value": "var(--paper)"}
+    chart = {
+        "data": {"name": "symmetry"},
+        "transform": [],
+        "layer": [zero_line(), *layers],
+        "height": 19 * max(Counter(row["cell"] for row in rows).values()),
+    }
+    caption = "filled: ours, with 95 % intervals; hollow: published, without"
+    drawing = Drawing(caption, chart, {"cell": "cell"})
+    title = "Keeping both magnitudes (dot) over discarding them (cosine)"
+    return Overview(drawing, {"symmetry": columns(rows)}, {"cell": cells}, title)
+
+
+def _symmetry_rows(comparisons: Sequence[Comparison], cell: str) -> Iterator[dict[str, Any]]:
+    of_cell = [c for c in comparisons if c.cell == cell and c.kind in KINDS]
+    chosen, order = _told_apart(_once(of_cell)), 0
     for kind, title in KINDS.items():
         of_kind = [c for c in chosen if c.kind == kind]
-        labels += [title] if of_kind else []
+        nothing = {"mean": math.nan, "low": math.nan, "high": math.nan, "n": 0}
+        if of_kind:
+            heading = {"cell": cell, "label": title, "order": order, "source": "", "text": ""}
+            yield heading | nothing
         for task in dict.fromkeys(c.task for c in of_kind):
             for c in (c for c in of_kind if c.task == task):
-                places[len(labels)] = c
-                labels.append(f"{task} ({_origin(c)})")
-    figure = new_figure(9.0, 1.2 + 0.27 * len(labels))
-    axis = figure.subplots()
-    for row, c in places.items():
-        ours = c.source == "ours"
-        _whisker(axis, c.ratio, row, "#bf4a0a" if ours else "#59626c", filled=ours)
-    axis.axvline(0, color="#575e67", linestyle=":", linewidth=1)
-    axis.set_yticks(range(len(labels)), labels)
-    for row, label in enumerate(axis.get_yticklabels()):
-        label.set_fontweight("normal" if row in places else "bold")
-    axis.tick_params(axis="y", length=0)
-    axis.set_ylim(len(labels) - 0.5, -0.5)
-    axis.grid(visible=False, axis="y")
-    settled = [c.ratio for c in chosen if c.ratio.n > 2]
-    ends = [c.ratio.value for c in chosen] + [end for x in settled for end in (x.low, x.high)]
-    axis.set_xlim(min(ends) - 0.05, max(*ends, 0.0) + 0.05)
-    axis.set_title("Keeping both magnitudes (dot) over discarding them (cosine)")
-    axis.set_xlabel(
-        "ln(dot / cosine): left of 0 magnitude hurts, right of it helps\n"
-        "filled: ours, with 95 % intervals; hollow: published, without"
-    )
-    return figure
+                order += 1
+                yield {
+                    "cell": cell,
+                    "label": f"{task} ({_origin(c)})",
+                    "order": order,
+                    "source": "ours" if c.source == "ours" else "published",
+                    **ends(c.ratio),
+                    "text": f"{cell} against cosine\n{task}: {c.where}\n{c.metric}, ln ratio "
+                    f"{c.ratio.value:+.3f}\n{_origin(c)}",
+                }
+        order += 1
 
 
-def draw_variance(studies: Sequence[Study]) -> Figure | None:
+def variance(studies: Sequence[Study]) -> Overview | None:
     """What the variance term gains, and what it does to the negatives, by batch size."""
     panels = [p for s in studies for p in s.panels if _by_batch_size(p)]
     if not panels:
         return None
     first = panels[0]
-    numbers = sorted(_contexts(first))
-    figure = new_figure(7.2, 2.7)
-    gain, variance = figure.subplots(1, 2)
-    counts = set[int]()
-    for level, name in enumerate(first.levels):
-        places = [(x, *place) for x in numbers for place in _most_seeds(panels, name, x)]
-        colour = "#bf4a0a" if level != first.baseline else "#59626c"
-        gains = [(x, panel.metrics[str(panel.primary)].difference[at]) for x, panel, at in places]
-        _line(gain, [(x, m) for x, m in gains if m is not None], colour)
-        counts |= {m.n for _, m in gains if m is not None}
-        spreads = [(x, panel.metrics.get(SPREAD), at) for x, panel, at in places]
-        points = [(x, metric.summary[at]) for x, metric, at in spreads if metric is not None]
-        _line(variance, points, colour, f"weight {name}")
-    gain.axhline(0, color="#575e67", linestyle=":", linewidth=1)
-    seeds = " to ".join(str(n) for n in sorted({min(counts), max(counts)}))
+    words = words_of(str(first.primary))
+    counts, rows = set[int](), []
+    gain = f"gain in {words.text}{words.unit and ','}{words.unit}"
+    for name in first.levels:
+        for x in sorted(_contexts(first)):
+            for panel, at in _most_seeds(panels, name, x):
+                row = {"level": f"weight {name}", "number": f"{x:g}"}
+                change, spread = panel.metrics[str(panel.primary)], panel.metrics.get(SPREAD)
+                if (found := change.difference[at]) is not None:
+                    counts.add(found.n)
+                    rows.append({**row, "plot": gain} | ends(found.times(words.scale)))
+                if spread is not None:
+                    rows.append({**row, "plot": "variance of negatives"} | ends(spread.summary[at]))
+    seeds = " to ".join(str(n) for n in sorted({min(counts), max(counts)})) if counts else "no"
     steps = steps_text(all_steps(step for panel in panels for step in panel.steps))
-    gain.set_title(f"gain in {first.primary}, {seeds} seeds" + (f",\n{steps}" if steps else ""))
-    variance.set_title("variance of negatives")
-    variance.set_yscale("log")
-    variance.yaxis.set_major_formatter("{x:g}")
-    variance.yaxis.set_minor_formatter("{x:g}")
-    variance.legend()
-    for axis in (gain, variance):
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(numbers, [f"{x:g}" for x in numbers])
-        axis.set_xlabel("batch size")
-    return figure
+    colour = {
+        "field": "level",
+        "type": "nominal",
+        "sort": None,
+        "scale": {"range": ["var(--grey)", "var(--orange)", "var(--blue)", "var(--green)"]},
+    }
+    sizes = [f"{x:g}" for x in sorted(_contexts(first))]
+    axis = {"title": "batch size", "labelAngle": 0}
+    x = {"field": "number", "type": "ordinal", "sort": sizes, "axis": axis}
+    line = {"x": x, "y": number_axis("mean"), "color": colour}
+    bars = {"x": x, "y": number_axis("low"), "y2": {"field": "high"}, "color": colour}
+    text = {"field": "text", "type": "nominal"}
+    chart = {
+        "data": {"name": "variance"},
+        "transform": [
+            told(names="datum.plot + ', ' + datum.level + ', batch size ' + datum.number")
+        ],
+        "layer": [
+            {"mark": {"type": "line", "aria": False}, "encoding": line},
+            {"mark": {"type": "rule", "strokeWidth": 2, "aria": False}, "encoding": bars},
+            {"mark": "point", "encoding": {**line, "description": text, "tooltip": text}},
+        ],
+        "height": 200,
+    }
+    caption = f"{seeds} seeds" + (f", {steps}" if steps else "")
+    plots = list(dict.fromkeys(row["plot"] for row in rows))
+    drawing = Drawing(caption, chart, {"plot": "plot"}, "plot")
+    title = "What the variance term gains, and what it does to the negatives"
+    return Overview(drawing, {"variance": columns(rows)}, {"plot": plots}, title)
 
 
-def draw_squares(comparisons: Sequence[Comparison]) -> Figure | None:
+def squares(comparisons: Sequence[Comparison]) -> Overview | None:
     """The square of cells in every task, from its most seeds, beside published retrieval."""
-    squares: dict[tuple[str, str], dict[str, Comparison]] = {}
+    found: dict[tuple[str, str], dict[str, Comparison]] = {}
     for c in comparisons:
         published = c.setting == PUBLISHED_ENCODER and c.task.startswith("Query and document")
         if published or (c.source == "ours" and c.task.startswith(SQUARED)):
-            squares.setdefault((c.task, c.where), {})[c.cell] = c
+            found.setdefault((c.task, c.where), {})[c.cell] = c
     best: dict[tuple[str, str], dict[str, Comparison]] = {}
-    for cells in squares.values():
-        if cells.keys() >= CORNERS:
+    for cells in found.values():
+        if cells.keys() >= {*SQUARE} - {"cosine"}:
             key = cells["dot"].task, cells["dot"].source
             best[key] = max(best.get(key, {}), cells, key=_seeds)
     if all(source != "ours" for _, source in best):
         return None
-    found = sorted(best.values(), key=lambda cells: _place_of(cells["dot"]))
-    largest = max(abs(cells[cell].ratio.value) for cells in found for cell in CORNERS)
-    lines = math.ceil(len(found) / PER_LINE)
-    figure = new_figure(2.6 * min(len(found), PER_LINE), 2.7 * lines)
-    axes = list(figure.subplots(lines, min(len(found), PER_LINE), squeeze=False).flat)
-    for axis in axes[len(found) :]:
-        axis.set_axis_off()
-    for axis, cells in zip(axes, found, strict=False):
-        ratios = {cell: c.ratio for cell, c in cells.items()}
-        _square(axis, {"cosine": Estimate(0.0, math.nan, math.nan, 0), **ratios}, largest)
-        task = cells["dot"].task.replace(", ", ",\n")
-        axis.set_title(f"{task}\n{_origin(cells['dot'])}", fontsize=7.5)
-    figure.supxlabel("ln(cell / cosine); [95 % interval over seeds]", fontsize=8)
-    return figure
+    rows = [
+        row
+        for cells in sorted(best.values(), key=lambda cells: _place_of(cells["dot"]))
+        for row in _square_rows(cells)
+    ]
+    sides = {"type": "nominal", "sort": ["discarded", "kept"]}
+    axis = {"domain": False, "ticks": False, "labelAngle": 0}
+    places = {
+        "x": {"field": "right", "axis": {**axis, "title": "right norm"}, **sides},
+        "y": {"field": "left", "axis": {**axis, "title": "left norm"}, **sides},
+    }
+    both = "'[' + format(datum.low, '+.3f') + ', ' + format(datum.high, '+.3f') + ']'"
+    shown = ["datum.cell", "format(datum.mean, '+.3f')", f"isValid(datum.low) ? {both} : ''"]
+    lines = {"calculate": f"[{', '.join(shown)}]", "as": "lines"}
+    chart = {
+        "data": {"name": "squares"},
+        "transform": [lines, told(names="datum.cell")],
+        "layer": tiles(places, {"field": "lines", "type": "nominal"}),
+        "height": 190,
+    }
+    caption = "ln(cell / cosine); [95 % interval over seeds]"
+    drawing = Drawing(caption, chart, {"title": "task"}, "title")
+    tasks = list(dict.fromkeys(row["title"] for row in rows))
+    return Overview(drawing, {"squares": columns(rows)}, {"task": tasks}, "The squares of cells")
+
+
+def _square_rows(cells: Mapping[str, Comparison]) -> Iterator[dict[str, Any]]:
+    title = f"{cells['dot'].task} ({_origin(cells['dot'])})"
+    for cell in SQUARE:
+        ratio = cells[cell].ratio if cell in cells else Estimate(0.0)
+        left, right = (SIDES[g] for g in CORNERS[cell])
+        yield {"title": title, "cell": cell, "left": left, "right": right} | ends(ratio)
+
+
+def _params(overview: Overview) -> list[Chart]:
+    return [{"name": name, "value": values[0]} for name, values in overview.controls.items()]
 
 
 def _place_of(c: Comparison) -> tuple[int, str, str]:
     """Images, image and text, text; a published square stands behind ours of its task."""
     place = next(i for i, start in enumerate(SQUARED) if c.task.startswith(start))
     return place, c.task, "" if c.source == "ours" else c.source
-
-
-def _square(axis: Axes, cells: Mapping[str, Estimate], largest: float) -> None:
-    """Four cells by which norm is kept; the tint is the log ratio to cosine."""
-    means = [[cells[cell].value for cell in row] for row in SQUARE]
-    # The darkest tint still carries black text.
-    axis.imshow(means, cmap="PuOr_r", vmin=-2 * largest, vmax=2 * largest)
-    for i, row in enumerate(SQUARE):
-        for j, cell in enumerate(row):
-            x = cells[cell]
-            ends = "" if math.isnan(x.low) else f"\n[{x.low:+.3f}, {x.high:+.3f}]"
-            axis.text(j, i, f"{cell}\n{x.value:+.3f}{ends}", ha="center", va="center", fontsize=6.5)
-    axis.set_xticks([0, 1], ["right discarded", "right kept"], fontsize=7)
-    axis.set_yticks([0, 1], ["left\ndiscarded", "left\nkept"], fontsize=7)
-    axis.grid(visible=False)
 
 
 def _once(comparisons: Sequence[Comparison]) -> list[Comparison]:
@@ -234,21 +383,4 @@ def _by_batch_size(panel: Panel) -> bool:
         and along.factor == "batch_size"
         and panel.treatment == "variance_weight"
         and panel.primary is not None
-    )
-
-
-def _whisker(axis: Axes, x: Estimate, row: float, colour: str, *, filled: bool) -> None:
-    if not math.isnan(x.low):
-        axis.plot([x.low, x.high], [row, row], color=colour, linewidth=1.6)
-    face = colour if filled else "white"
-    axis.plot([x.value], [row], marker="s", color=colour, markerfacecolor=face, markersize=5)
-
-
-def _line(
-    axis: Axes, points: Sequence[tuple[float, Estimate]], colour: str, label: str | None = None
-) -> None:
-    at = [x for x, _ in points]
-    axis.plot(at, [m.value for _, m in points], color=colour, marker="o", markersize=4, label=label)
-    axis.fill_between(
-        at, [m.low for _, m in points], [m.high for _, m in points], color=colour, alpha=0.18
     )

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offsphere.analysis.conditions import steps_text
 from offsphere.analysis.digest import Study
-from offsphere.analysis.panels import Panel, file_name, steps_text
+from offsphere.analysis.panels import Panel, file_name
 from offsphere.analysis.tables import csv_lines, is_missing
 from offsphere.analysis.words import mean_and_interval, plain, spoken, words_of
 from offsphere.names import unknown

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from offsphere.analysis.captions import CAPTIONS
-from offsphere.analysis.panels import parts_of, plain_name, varying_settings
+from offsphere.analysis.conditions import parts_of, plain_name, varying_settings
 from offsphere.analysis.tables import runs_table
 from offsphere.run.files import atomic_write
 

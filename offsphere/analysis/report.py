@@ -11,14 +11,17 @@ papers and claims about them come with --published. No torch.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from offsphere.analysis.answer import header
+from offsphere.analysis.charts import write_figures
 from offsphere.analysis.claim_file import Claim, load_claims
 from offsphere.analysis.claims import Verdict, evaluate_claims
 from offsphere.analysis.digest import compare_with_cosine, read_study
+from offsphere.analysis.overview import overviews as overviews_of
+from offsphere.analysis.overview import write_overview
+from offsphere.analysis.page import render
 from offsphere.analysis.paper_tables import check_metrics, write_tables
 from offsphere.analysis.tables import RUNS, StudyTables, run_folders
 from offsphere.run.command import one_line_errors
@@ -90,8 +93,6 @@ def write_report(
     One named study has its page in its own folder. What papers printed stands beside the studies
     unless they are named, or if it is asked for. `metrics` are those of the tables.
     """
-    from offsphere.analysis.page import render
-
     if len(studies) > 1 and out is None:
         raise ValueError("Several studies are named: --out=FILE.html says where their page goes.")
     own = len(studies) == 1
@@ -109,25 +110,17 @@ def write_report(
     comparisons = compare_with_cosine(found, published=published)
     date = date or datetime.now(UTC).date().isoformat()
     lines = _board(fixed, root, tables, {study.name for study in found} if studies else None)
-    text = render(
-        [replace(study, question="") for study in found] if own else found,
-        comparisons,
-        lines,
-        date=date,
-        header=header(found[0], date) if own else None,
-    )
+    overviews = overviews_of(found, comparisons)
+    text = render(found, comparisons, lines, overviews, date=date, own=own)
     page.parent.mkdir(parents=True, exist_ok=True)
     written, drawn = page.parent / "tables", page.parent / "figures"
     for study in found:
         write_tables(study, written if page.parent in folders else written / study.name, metrics)
     if figures:
-        from offsphere.analysis.figures import write_figures
-        from offsphere.analysis.overview import write_overview
-
         for study in found:
             write_figures(study, drawn if page.parent in folders else drawn / study.name)
         if not own:
-            write_overview(found, comparisons, drawn)
+            write_overview(overviews, lines, drawn)
     atomic_write(page, lambda file: file.write(text.encode()))
     return page
 

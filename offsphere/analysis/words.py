@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from offsphere.analysis.panels import Metric, Square, decimals_for
+from offsphere.analysis.readings import Metric, Square, decimals_for
 from offsphere.estimate import Estimate
 from offsphere.run import safe_yaml
 from offsphere.share import WORDS

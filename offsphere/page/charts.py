@@ -44,6 +44,7 @@ CONFIG: dict[str, Any] = {
         "title": None,
         "labelLimit": 260,
         "columns": 4,
+        "symbolOpacity": 1,
         "aria": False,
     },
     "header": {"labelColor": "var(--ink)", "labelFontWeight": "bold", "title": None},
@@ -58,7 +59,7 @@ CONFIG: dict[str, Any] = {
     "point": {"filled": True, "size": 60, "opacity": 1},
     "concat": {"spacing": 24},
 }
-PAINT = re.compile(r"var\(--([a-z]+)\)")
+PAINT = re.compile(r"var\(--([^)]+)\)")
 DPI = 160
 
 
@@ -78,7 +79,7 @@ def scales(names: Sequence[str], looks: Sequence[Look]) -> tuple[Chart, Chart]:
 def for_page(chart: Chart) -> Chart:
     """The chart as a page's store has it: as wide as its place, its data given by name."""
     fit = {"type": "fit-x", "contains": "padding"}
-    return {**chart, "width": "container", "autosize": fit, "config": CONFIG}
+    return {**chart, "width": "container", "autosize": fit}
 
 
 def drawn(chart: Chart, datasets: Datasets) -> str:
@@ -90,7 +91,10 @@ def drawn(chart: Chart, datasets: Datasets) -> str:
 
 
 def write_figure(chart: Chart, datasets: Datasets, stem: Path) -> list[Path]:
-    """The chart as PDF, PNG and SVG, light, with the same bytes for the same data."""
+    """The chart as PDF, PNG and SVG, light; the same data give the same picture.
+
+    SVG and PNG have the same bytes too; a PDF has its parts in any order.
+    """
     import vl_convert  # pyright: ignore[reportMissingImports]
 
     svg = PAINT.sub(lambda found: COLOURS[found[1]][0], drawn(chart, datasets))

@@ -21,6 +21,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from offsphere.page.charts import CONFIG
 from offsphere.page.looks import COLOURS
 
 
@@ -65,9 +66,9 @@ def chart_library() -> str:
     """Vega, Vega-Lite and Vega-Embed in one script, of the version that draws the paper figures."""
     import vl_convert  # pyright: ignore[reportMissingImports]
 
-    # A module's top-level names would be global in a plain script.
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    return f"(()=>{{{bundle}}})()"
+    # A module's top-level names would be global in a plain script.
+    return f"(()=>{{{bundle}}})();window.chartConfig={json_of(CONFIG)};"
 
 
 @cache
@@ -85,8 +86,7 @@ def _environment(package: str) -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = ("number", "interval", "plain_number", "seed_count")
-    environment.filters |= {name: getattr(numbers, name) for name in names}
+    environment.filters |= {"minus": numbers.with_minus, "zip": zip}
     return environment
 
 

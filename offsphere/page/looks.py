@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from offsphere.names import CELLS
+
 COLOURS = {
     "paper": ("#fcfcfa", "#14171a"),
     "raised": ("#ffffff", "#1b1f24"),
@@ -25,6 +27,7 @@ COLOURS = {
     "red": ("#9a2f3c", "#f08f9a"),
     "good": ("#00694f", "#3cc59b"),
     "bad": ("#ab3d02", "#f5955a"),
+    **{name: (row.colour, row.dark) for name, row in CELLS.items()},
 }
 """By name, on a light page and on a dark one; text in any of them can be read on `paper`."""
 
@@ -41,14 +44,8 @@ class Look(NamedTuple):
         return f"var(--{self.colour})"
 
 
-CELL_LOOKS = {
-    "cosine": Look("blue", "circle"),
-    "qnorm": Look("green", "triangle-up"),
-    "dnorm": Look("pink", "triangle-down"),
-    "dot": Look("orange", "square"),
-    "learnable": Look("yellow", "diamond"),
-}
-"""The same everywhere; a cell without a row looks like the level that it is."""
+CELL_LOOKS = {name: Look(name, row.marker) for name, row in CELLS.items()}
+"""A cell looks the same everywhere."""
 LEVEL_LOOKS = (
     Look("grey", "circle"),
     Look("blue", "triangle-up"),

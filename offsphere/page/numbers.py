@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Protocol
 
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-DIGITS = 5
-"""Significant digits that a page carries."""
+DIGITS = 4
+"""Significant digits of what a page draws; what it writes is rounded from six."""
 
 
 class Interval(Protocol):
@@ -24,7 +25,7 @@ def number(value: float | None, decimals: int, *, signed: bool = False) -> str:
     """A number with this many decimals, ties rounded up; a dash where there is none."""
     if value is None or not math.isfinite(value):
         return "–"
-    size, step = Decimal(float(f"{abs(value):.{DIGITS + 1}g}")), Decimal(1).scaleb(-decimals)
+    size, step = Decimal(float(f"{abs(value):.6g}")), Decimal(1).scaleb(-decimals)
     rounded = size.quantize(step, ROUND_HALF_UP, Context(prec=400))
     sign = "" if rounded == 0 else "−" if value < 0 else "+" if signed else ""
     return f"{sign}{rounded:f}"
@@ -53,6 +54,11 @@ def plain_number(value: float) -> str:
 def seed_count(n: int) -> str:
     """How many seeds, in words."""
     return f"{n} seed{'' if n == 1 else 's'}"
+
+
+def with_minus(text: str) -> str:
+    """A sentence with the sign of a minus, not a hyphen, before its numbers."""
+    return re.sub(r"(?<![\w.])-(?=\d)", "−", text)
 
 
 def short(value: float | None) -> float | None:

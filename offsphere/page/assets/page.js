@@ -44,16 +44,24 @@
     const found = await store(host.dataset.from);
     await library();
     const { [host.dataset.chart]: spec } = found.charts;
-    const { view } = await vegaEmbed(host, { ...spec, datasets: found.data }, {
+    // Names of rows leave most of a narrow window to the marks.
+    const axis = { ...chartConfig.axis, labelLimit: Math.min(420, host.clientWidth * 0.45) };
+    const config = { ...chartConfig, axis };
+    const { view } = await vegaEmbed(host, { ...spec, config, datasets: found.data }, {
       mode: "vega-lite", renderer: "svg", ast: true, logLevel: 1, actions: false, defaultStyle: false,
       tooltip: (_handler, event, _item, text) => show(text, [event.clientX, event.clientY]),
     });
     views.set(host, view);
-    host.querySelector("svg").setAttribute("aria-hidden", "false");
+    fill(host.closest("[data-panel]")?.querySelector('select[data-signal="metric"]'), found.tables);
     for (const [name, value] of Object.entries(chosen(host.closest("[data-panel]")))) {
       signal(view, name, value);
     }
     host.dataset.drawn = "true";
+  }
+  function fill(select, tables) {
+    for (const [value, { name }] of Object.entries(select?.length === 1 ? tables : {})) {
+      if (value !== select[0].value) select.add(new Option(name, value));
+    }
   }
   function signal(view, name, value) {
     // A chart that does not depend on a choice has no signal of its name.
@@ -69,8 +77,8 @@
     if (!marks.length || (!step && !["Home", "End"].includes(event.key))) return;
     event.preventDefault();
     const last = marks.indexOf(host.mark);
-    const next = step ? (last + step + marks.length) % marks.length : 0;
-    host.mark = marks[event.key === "End" ? marks.length - 1 : last < 0 && step < 0 ? marks.length - 1 : next];
+    const next = step ? Math.max(last, step < 0 ? 0 : -1) + step : event.key === "Home" ? 0 : -1;
+    host.mark = marks.at(next % marks.length);
     const box = host.mark.getBoundingClientRect();
     show(host.mark.getAttribute("aria-label"), [box.left + box.width / 2, box.top + box.height / 2]);
   }
@@ -100,9 +108,12 @@
       }
     }
     const place = panel.querySelector("[data-table]");
-    if (place && place.dataset.table !== values.metric) {
-      place.innerHTML = (await store(panel.dataset.panel)).tables[values.metric];
-      place.dataset.table = values.metric;
+    const table = place && values.metric && (await store(panel.dataset.panel)).tables[values.metric];
+    if (table) {
+      place.querySelector(".metric-name").textContent = table.name;
+      all("tr[data-level]", place).forEach((row, i) => {
+        all("td", row).forEach((cell, j) => { cell.textContent = table.rows[i][j + 1]; });
+      });
     }
     for (const row of all("tr[data-level]", panel)) row.hidden = values.hidden.includes(row.dataset.level);
   }

@@ -164,7 +164,7 @@ def test_the_page_carries_the_picture_its_caption_and_its_numbers(theory):
     )
     caption = CAPTIONS["simplex", "band"]
     for words in (caption.title, caption.drawn, caption.says, "Batch size 2, InfoNCE"):
-        assert html.escape(words) in figure
+        assert words in html.unescape(figure)
     assert "<dd>0.15</dd>" in figure
     assert "<dd>1.0 × 10⁻¹⁷</dd>" in figure
     assert '<a href="#claim-mini-batch-variance">' in figure
