@@ -20,7 +20,7 @@ from offsphere.evaluation.geometry import (
     hubness,
     log_norm_cosine_correlation,
     modality_gap,
-    norm_statistics,
+    side_norms,
 )
 from offsphere.run.progress import track
 
@@ -130,8 +130,6 @@ class Evaluator:
             ("text", "t2i", test.texts, test.images, exponents[0]),
         )
         for side, direction, queries, items, exponent in directions:
-            norms = norm_statistics(queries)
-            numbers[f"norm_{side}_mean"], numbers[f"norm_{side}_cv"] = norms["mean"], norms["cv"]
             k = min(NEIGHBOURS, len(items) - 1)
             hubs = hubness(queries, items, k, item_exponent=exponent)
             numbers[f"{direction}_hubness"] = hubs["skewness"]
@@ -141,7 +139,8 @@ class Evaluator:
             if 1 < int(right.sum()) < len(right) - 1:
                 length = queries.norm(dim=1)
                 numbers[f"cohens_d_{side}_right"] = cohens_d(length[right], length[~right])
-        return {f"test/{name}": float(value) for name, value in numbers.items()}
+        norms = side_norms(image=test.images, text=test.texts)
+        return {f"test/{name}": float(value) for name, value in (norms | numbers).items()}
 
 
 def mean_recall(towers: ClipTowers, data: Captioned, exponents: tuple[float, float]) -> float:

@@ -16,14 +16,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from offsphere.cells import shrink
-from offsphere.evaluation.geometry import hubness, norm_statistics
+from offsphere.evaluation.geometry import hubness, side_norms
 from offsphere.evaluation.ranking import DEPTH, Ranking, above_floor, outcomes, rank, rank_by
+from offsphere.evaluation.relevance import norm_leverage, permuted_norms, relevant_norms_d
 from offsphere.evaluation.similarity import similarity
 from offsphere.names import CORNERS
 from offsphere.objective import Objective
 from offsphere.training.run import save_tensors
 from offsphere.training.streams import stream
-from text.gains import BRIEF, norm_leverage, over_collections, permuted_norms, relevant_norms_d
+from text.gains import BRIEF, over_collections
 from text.lexical import cached_bm25
 
 if TYPE_CHECKING:
@@ -198,11 +199,7 @@ def magnitude(
     queries: Float[Tensor, "q d"], documents: Float[Tensor, "n d"], task: Task, exponent: float
 ) -> dict[str, float]:
     """Norms of both sides, what they tell about relevance, and hubs."""
-    metrics = {}
-    for side, x in (("query", queries), ("document", documents)):
-        norms = norm_statistics(x)
-        metrics[f"norm_{side}_mean"] = norms["mean"].item()
-        metrics[f"norm_{side}_cv"] = norms["cv"].item()
+    metrics = side_norms(query=queries, document=documents)
     norms = documents.norm(dim=1)
     metrics |= relevant_norms_d(norms, list(task.test.values()), task.idle)
     metrics["norm_leverage"] = norm_leverage(queries, documents)
@@ -332,10 +329,7 @@ class SentenceEvaluator:
         for cell, corner in CORNERS.items():
             found = correlations(scores_with(left, right, corner), self.score)
             metrics[f"spearman_scored_{cell}"] = found["spearman"]
-        for side, x in (("left", left), ("right", right)):
-            norms = norm_statistics(x)
-            metrics[f"norm_{side}_mean"] = norms["mean"].item()
-            metrics[f"norm_{side}_cv"] = norms["cv"].item()
+        metrics |= side_norms(left=left, right=right)
         self.outcomes = {"predicted": predicted, "score": self.score}
         return {f"test/{name}": value for name, value in metrics.items()}
 

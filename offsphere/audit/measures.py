@@ -20,6 +20,7 @@ from offsphere.estimate import Estimate
 from offsphere.evaluation import geometry
 from offsphere.evaluation.confidence import auroc
 from offsphere.evaluation.intervals import clustered_mean, draws, percentiles, share
+from offsphere.evaluation.relevance import norm_leverage
 from offsphere.evaluation.retrieval import same_ranking
 from offsphere.evaluation.similarity import (
     CellSimilarity,
@@ -100,6 +101,8 @@ def measure_hubness(search: Search, how: How, table: Table) -> dict[str, Int[Ten
             _add_hubness(table, search, cell, geometry.occurrence_statistics(occurrence, norms))
     cv = geometry.norm_statistics(raw)["cv"].item()
     table.add(words.data, words.title, "", "candidate_norm_cv", Estimate(cv, n=len(raw)))
+    leverage = norm_leverage(search.queries, raw)
+    table.add(words.data, words.title, "", "norm_leverage", Estimate(leverage, n=len(raw)))
     table.add(words.data, words.title, "", "queries", Estimate(len(search.queries)))
     table.add(words.data, words.title, "", "hubness_neighbours", Estimate(k))
     return answers

@@ -31,6 +31,12 @@ def norm_statistics(x: Float[Tensor, "n d"]) -> dict[str, Float[Tensor, ""]]:
     return {"mean": mean, "std": std, "cv": std / mean.clamp_min(tiny), **named}
 
 
+def side_norms(**sides: Float[Tensor, "n d"]) -> dict[str, float]:
+    """norm_<side>_mean and norm_<side>_cv of each side, as every lane reports them."""
+    found = {name: norm_statistics(x) for name, x in sides.items()}
+    return {f"norm_{name}_{k}": x[k].item() for name, x in found.items() for k in ("mean", "cv")}
+
+
 def cohens_d(a: Float[Tensor, " n"], b: Float[Tensor, " m"]) -> Float[Tensor, ""]:
     """(mean a - mean b) / pooled SD, the pooled SD with n + m - 2 degrees of freedom (ddof 1)."""
     if min(len(a), len(b)) < 1 or len(a) + len(b) < 3:

@@ -2,51 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file
 
-from offsphere.cells import Cell
-from offsphere.evaluation.ranking import Ranking, outcomes
 from offsphere.run.record import run_path
-from offsphere.training.streams import stream
 from text import passages
-from text.gains import BRIEF, norm_leverage, over_collections, permuted_norms
+from text.gains import BRIEF, over_collections
 from text.passages import load_collection
 from text.train_retrieval import Config, run
-
-
-def test_permuted_norms_keep_directions_and_the_set_of_norms():
-    draw = stream(0, "x")
-    queries = torch.randn(9, 4, generator=draw, dtype=torch.float64)
-    documents = torch.randn(30, 4, generator=draw, dtype=torch.float64)
-    relevant, idle = [{i: 1} for i in range(9)], list(range(20, 30))
-    found = permuted_norms(queries, documents, relevant, idle, stream(3, "permute"))
-    order = torch.randperm(30, generator=stream(3, "permute"))
-    norms = [documents[i].norm().item() for i in order.tolist()]
-    moved = torch.stack([d / d.norm() * n for d, n in zip(documents, norms, strict=True)])
-    ranking = Ranking(*(queries @ moved.T).sort(descending=True))
-    expected = outcomes(ranking, relevant).ndcg10.mean().item()
-    assert found["ndcg10_permuted"] == pytest.approx(expected)
-    a, b = np.array(norms[:9]), np.array(norms[20:])
-    pooled = math.sqrt((a.var(ddof=1) * 8 + b.var(ddof=1) * 9) / 17)
-    assert found["cohens_d_permuted"] == pytest.approx((a.mean() - b.mean()) / pooled)
-    assert permuted_norms(queries, documents, relevant, [], stream(3, "permute")) == {}
-
-
-def test_leverage_is_that_of_the_score_matrix():
-    draw = stream(1, "x")
-    queries = torch.randn(7, 5, generator=draw) + 1
-    documents = torch.randn(40, 5, generator=draw) + 0.5
-    cosines = Cell("cosine").scores(queries.double(), documents.double())
-    norms = documents.double().norm(dim=1).numpy()
-    spread = cosines.numpy().std(axis=1).mean()
-    expected = norms.std() / norms.mean() * abs(cosines.mean().item()) / spread
-    assert norm_leverage(queries, documents) == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_correlation_over_collections():
@@ -69,7 +35,7 @@ def test_the_correlation_over_collections():
     assert over_collections(metrics, names[1:]) == {}, "four with a Cohen's d are too few"
 
 
-def docstrings_of(package: str, root: Path, release: str) -> list[list[str]]:
+def docstrings_of(package: str) -> list[list[str]]:
     return [
         [f"{package} name{i}", f"say what {package}{i} makes", f"{package}{i} word{i % 7} " * 20]
         for i in range(60)
@@ -79,8 +45,7 @@ def docstrings_of(package: str, root: Path, release: str) -> list[list[str]]:
 @pytest.fixture
 def invented(monkeypatch):
     """Packages whose docstrings are made up, whatever is installed."""
-    monkeypatch.setattr(passages, "_installed", lambda package: (Path(package), "1.0"))
-    monkeypatch.setattr(passages, "_package_docstrings", docstrings_of)
+    monkeypatch.setattr(passages, "package_docstrings", lambda name: ("1.0", docstrings_of(name)))
     passages.docstrings.cache_clear()
     yield
     passages.docstrings.cache_clear()

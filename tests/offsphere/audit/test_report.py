@@ -14,6 +14,7 @@ from offsphere.audit.scoring import How
 from offsphere.audit.search import Direction, Search
 from offsphere.evaluation.geometry import hubness, norm_statistics
 from offsphere.evaluation.ranking import outcomes, rank
+from offsphere.evaluation.relevance import norm_leverage
 from offsphere.names import CORNERS
 
 HOW = How(dict(CORNERS), "dot", resamples=100)
@@ -54,6 +55,8 @@ def test_arrays_without_a_model_have_the_text_lanes_numbers():
         for kind in ("skewness", "norm_correlation"):
             found = report.table.value(*PLACE, cell, f"hubness_{kind}")
             assert found == pytest.approx(hubs[kind].item(), abs=1e-5)
+    leverage = norm_leverage(asked, documents)
+    assert report.table.value(*PLACE, metric="norm_leverage") == pytest.approx(leverage, rel=1e-9)
     for side, x in (("query", asked), ("document", documents)):
         cv = norm_statistics(x)["cv"].item()
         assert report.table.value(*PLACE, metric=f"norm_{side}_cv") == pytest.approx(cv, rel=1e-5)
