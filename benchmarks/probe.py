@@ -24,7 +24,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from offsphere.evaluation.linear_probe import ProbeResult, linear_probe, ridge_probe, sgd_probe
+from offsphere.evaluation.linear_probe import ProbeResult, linear_probe, sgd_probe
 from vision.images import Images, load_images
 
 if TYPE_CHECKING:
@@ -115,7 +115,6 @@ def measure(
     ours = sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
     spread = f"{min(r.seconds for r in runs):.2f} to {max(r.seconds for r in runs):.2f} s"
     given = linear_probe(*split, weight_decay=ours.weight_decay, seed=settings.seed)
-    ridge = ridge_probe(*split)
     standardised, normalised = (
         sgd_probe(
             *split,
@@ -131,7 +130,6 @@ def measure(
     return [
         _row("ours", ours, decay),
         _row("ours, weight decay given", given, "nothing to choose, as for SGD"),
-        _row("ours, closed-form ridge", ridge, "weight decay 0.001"),
         _row(f"SGD {settings.epochs} epochs, standardised", standardised, "cached, lr 0.1"),
         _row(f"SGD {settings.epochs} epochs, normalised", normalised, "cached, papers' protocol"),
         Row("ours with feature extraction", ours.accuracy, ours.seconds + extraction),

@@ -42,7 +42,7 @@ def shrink(x: Float[Tensor, "*n d"], exponent: float | Tensor) -> Float[Tensor, 
 class Cell(nn.Module):
     """The normalisation cell: raw left and right sides in, shrunk sides out.
 
-    `Cell("qnorm")` takes a name (see `CELLS`) or a text such as "0.3,0.7";
+    `Cell("qnorm")` takes a name (see `CELLS`) or a string such as "0.3,0.7";
     `Cell(exponents=(0.3, 0.7))` takes any fixed pair of exponents.
     """
 
@@ -69,17 +69,17 @@ class Cell(nn.Module):
         left, right = torch.sigmoid(self.logits).unbind()
         return left, right
 
-    def shrink_left(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    def shrink_left(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """The left side alone (anchors, images, queries)."""
         return shrink(x, self.exponents[0])
 
-    def shrink_right(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
+    def shrink_right(self, x: Float[Tensor, "*m d"]) -> Float[Tensor, "*m d"]:
         """The right side alone (candidates, texts, documents, a queue)."""
         return shrink(x, self.exponents[1])
 
     def forward(
-        self, left: Float[Tensor, "n d"], right: Float[Tensor, "m d"]
-    ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "m d"]]:
+        self, left: Float[Tensor, "*n d"], right: Float[Tensor, "*m d"]
+    ) -> tuple[Float[Tensor, "*n d"], Float[Tensor, "*m d"]]:
         """Both sides shrunk; one tensor serves as both where the two are the same by definition."""
         _check_sides(left, right)
         shrunk = self.shrink_left(left)

@@ -40,7 +40,7 @@ class NonFinite(ValueError):
 
 def info_nce(
     left: Float[Tensor, "n d"],
-    right: Float[Tensor, "n d"],
+    right: Float[Tensor, "m d"],
     temperature: float | Tensor,
     *,
     both_ways: bool = True,
@@ -108,8 +108,8 @@ def info_nce_within(
 
 
 def nt_xent(
-    left: Float[Tensor, "2n d"],
-    right: Float[Tensor, "2n d"],
+    left: Float[Tensor, "views d"],
+    right: Float[Tensor, "views d"],
     temperature: float | Tensor,
     *,
     largest: float = math.inf,
@@ -124,8 +124,8 @@ def nt_xent(
 
 
 def dcl(
-    left: Float[Tensor, "2n d"],
-    right: Float[Tensor, "2n d"],
+    left: Float[Tensor, "views d"],
+    right: Float[Tensor, "views d"],
     temperature: float | Tensor,
     *,
     largest: float = math.inf,
@@ -140,8 +140,8 @@ def dcl(
 
 
 def dhel(
-    left: Float[Tensor, "2n d"],
-    right: Float[Tensor, "2n d"],
+    left: Float[Tensor, "views d"],
+    right: Float[Tensor, "views d"],
     temperature: float | Tensor,
     *,
     largest: float = math.inf,
@@ -297,13 +297,13 @@ def _dense_info_nce(left: Tensor, right: Tensor, columns: int) -> Tensor:
     return (rows.mean() + cols.mean()) / 2
 
 
-def _dense_info_nce_within(left: Tensor, candidates: Float[Tensor, "2n d"]) -> Tensor:
+def _dense_info_nce_within(left: Tensor, candidates: Float[Tensor, "views d"]) -> Tensor:
     scores = left @ candidates.T
     itself = _same(candidates)[len(left) :]
     return (scores.masked_fill(itself, -math.inf).logsumexp(1) - scores.diagonal()).mean()
 
 
-def _dense_views(left: Tensor, right: Tensor, candidates: Bool[Tensor, "2n 2n"]) -> Tensor:
+def _dense_views(left: Tensor, right: Tensor, candidates: Bool[Tensor, "views views"]) -> Tensor:
     scores = left @ right.T
     n = len(scores) // 2
     positive = torch.cat([scores.diagonal(n), scores.diagonal(-n)])

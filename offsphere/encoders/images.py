@@ -131,8 +131,9 @@ def projector(
 class TinyResNet(nn.Module):
     """A ResNet with one block per stage, for small images on a CPU."""
 
-    def __init__(self, norm: NormLayer, widths: tuple[int, ...] = (16, 32, 64, 128)) -> None:
+    def __init__(self, norm: NormLayer) -> None:
         super().__init__()
+        widths = (16, 32, 64, 128)
         self.stem = nn.Sequential(_conv(3, widths[0], stride=2), norm(widths[0]), nn.ReLU(True))
         pairs = zip((widths[0], *widths), widths, strict=False)
         self.blocks = nn.Sequential(*(Block(before, after, norm) for before, after in pairs))
@@ -394,7 +395,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     return content
 
 
-def _some(names: Iterable[str], most: int = 5) -> str:
-    names = list(names)
+def _some(names: Iterable[str]) -> str:
+    names, most = list(names), 5
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more or "none"

@@ -56,7 +56,7 @@ class TopLayers(nn.Module):
         self.backbone, self.pooling = backbone, pooling
         self.features_dim: int = backbone.config.hidden_size
 
-    def forward(self, states: Float[Tensor, "n t d+1"]) -> Float[Tensor, "n d"]:
+    def forward(self, states: Float[Tensor, "n t columns"]) -> Float[Tensor, "n d"]:
         mask, below = states[..., -1] > 0, states[..., :-1]
         found = self.backbone(inputs_embeds=below, attention_mask=mask.long()).last_hidden_state
         return found[:, 0] if self.pooling == "cls" else mean_pool(found, mask)
@@ -114,7 +114,7 @@ class LowerStates:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, rows: Int[Tensor, " b"]) -> Float[Tensor, "b t d+1"]:
+    def __getitem__(self, rows: Int[Tensor, " b"]) -> Float[Tensor, "b t columns"]:
         lengths, flat = self.lengths[rows], self.of_rows(rows)
         mask = torch.arange(int(lengths.max())) < lengths[:, None]
         padded = flat.new_zeros(*mask.shape, flat.shape[1] + 1)

@@ -12,6 +12,8 @@ from offsphere.evaluation.knn import check_split
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
+RESTARTS, MOST_ITERATIONS = 3, 100
+
 
 class ClusteringResult(NamedTuple):
     nmi: float
@@ -25,24 +27,18 @@ def clustering(
     labels: Int[Tensor, " n"],
     *,
     clusters: int | None = None,
-    restarts: int = 3,
-    seed: int = 0,
 ) -> ClusteringResult:
     """NMI of the labels with the best of several k-means runs; as many clusters as classes."""
     check_split(features, labels, "clustering")
     count = len(labels.unique()) if clusters is None else clusters
-    generator = torch.Generator().manual_seed(seed)
-    runs = [kmeans(features, count, generator) for _ in range(restarts)]
+    generator = torch.Generator().manual_seed(0)
+    runs = [kmeans(features, count, generator) for _ in range(RESTARTS)]
     assignments, _, inertia = min(runs, key=lambda run: run[2])
     return ClusteringResult(nmi(labels, assignments), inertia, assignments)
 
 
 def kmeans(
-    features: Float[Tensor, "n d"],
-    clusters: int,
-    generator: torch.Generator,
-    *,
-    max_iterations: int = 100,
+    features: Float[Tensor, "n d"], clusters: int, generator: torch.Generator
 ) -> tuple[Int[Tensor, " n"], Float[Tensor, "k d"], float]:
     """Lloyd's algorithm from k-means++ seeds: assignments, centres, mean squared distance.
 
@@ -56,7 +52,7 @@ def kmeans(
     squares = features.square().sum(1)
     centres = _spread_seeds(features, clusters, generator)
     assignments, distance = _nearest_centre(features, centres, squares)
-    for _ in range(max_iterations):
+    for _ in range(MOST_ITERATIONS):
         centres = _centres(features, assignments, distance, clusters)
         moved, distance = _nearest_centre(features, centres, squares)
         if torch.equal(moved, assignments):

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 QUANTILES = (0.05, 0.25, 0.50, 0.75, 0.95)
+RESOLUTION = 1e-6
+"""A smaller spread, over the scale of the values, is rounding: no correlation is told from it."""
 
 
 def norm_statistics(x: Float[Tensor, "n d"]) -> dict[str, Float[Tensor, ""]]:
@@ -128,8 +130,8 @@ def occurrence_statistics(
     return {name: value.float() for name, value in statistics.items()}
 
 
-def rankme(x: Float[Tensor, "n d"], eps: float = 1e-7) -> Float[Tensor, ""]:
-    """exp of the entropy of the singular values' shares p + eps, not centred (RankMe, 2210.02885).
+def rankme(x: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
+    """exp of the entropy of the singular values' shares p + 1e-7, not centred (RankMe, 2210.02885).
 
     For the rank of the directions alone pass `unit(x)`. The singular values are the roots of the
     smaller Gram matrix's eigenvalues, in float64.
@@ -137,7 +139,7 @@ def rankme(x: Float[Tensor, "n d"], eps: float = 1e-7) -> Float[Tensor, ""]:
     x = x.detach().double()
     gram = x.T @ x if len(x) > x.shape[1] else x @ x.T
     singular = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
-    share = singular / singular.sum().clamp_min(torch.finfo(singular.dtype).tiny) + eps
+    share = singular / singular.sum().clamp_min(torch.finfo(singular.dtype).tiny) + 1e-7
     return (-(share * share.log()).sum()).exp()
 
 
@@ -182,25 +184,6 @@ def anisotropy(x: Float[Tensor, "n d"]) -> dict[str, Float[Tensor, ""]]:
     top_share = torch.linalg.eigvalsh(gram)[-1] / scatter
     top_share = torch.where(scatter > 1e-12 * energy, top_share, torch.nan)
     return {"mean_share": mean_share.float(), "top_share": top_share.float()}
-
-
-def frequency_norm_correlation(
-    x: Float[Tensor, "n d"], frequency: Tensor
-) -> dict[str, Float[Tensor, ""]]:
-    """Spearman's correlation of frequency with norm, and Pearson's of their logarithms.
-
-    The frequency is one count or share per row (occurrences of a word, relevant queries of a
-    document). A frequency or norm of 0 has no logarithm: `pearson_log` is NaN then.
-    """
-    if frequency.shape != (len(x),) or len(x) < 2:
-        raise ValueError(
-            "Expected one frequency per row and at least two rows, got shapes "
-            f"{tuple(frequency.shape)} and {tuple(x.shape)}."
-        )
-    frequency, norms = frequency.detach().double(), x.detach().double().norm(dim=-1)
-    spearman = _pearson(_average_ranks(frequency), _average_ranks(norms))
-    pearson = _pearson(frequency.log(), norms.log())
-    return {"spearman": spearman.float(), "pearson_log": pearson.float()}
 
 
 def log_norm_cosine_correlation(
@@ -283,20 +266,12 @@ def _quantiles(values: Tensor, levels: Tensor) -> Tensor:
     return torch.lerp(ordered[below], ordered[above], (position - below).to(values.dtype))
 
 
-def _pearson(a: Tensor, b: Tensor, resolution: float = 1e-6) -> Tensor:
+def _pearson(a: Tensor, b: Tensor) -> Tensor:
     """Pearson correlation; NaN if either side's spread is below the resolution of its scale."""
     a, b = a - a.mean(), b - b.mean()
     spread = torch.stack([a.square().mean().sqrt(), b.square().mean().sqrt()])
     correlation = (a * b).mean() / spread.prod()
-    return torch.where(spread.min() > resolution, correlation, torch.nan)
-
-
-def _average_ranks(values: Tensor) -> Tensor:
-    """Ranks from 1; equal values share the mean of their ranks."""
-    ordered = values.sort().values
-    below = torch.searchsorted(ordered, values.contiguous())
-    up_to = torch.searchsorted(ordered, values.contiguous(), right=True)
-    return (below + up_to + 1).double() / 2
+    return torch.where(spread.min() > RESOLUTION, correlation, torch.nan)
 
 
 def _check_k(k: int, available: int) -> None:

@@ -81,31 +81,6 @@ def linear_probe(
     return _result(model.logits(test), test_labels, float(weight_decay), started)
 
 
-def ridge_probe(
-    train: Float[Tensor, "m d"],
-    train_labels: Int[Tensor, " m"],
-    test: Float[Tensor, "n d"],
-    test_labels: Int[Tensor, " n"],
-    *,
-    weight_decay: float = 1e-3,
-) -> ProbeResult:
-    """Closed-form least squares to one-hot labels on standardised features: one linear solve.
-
-    Its scores are no log-probabilities, so its confidences order examples but are not calibrated.
-    """
-    started = time.perf_counter()
-    _check(train, train_labels, test, test_labels)
-    train, test = standardise(train, test)
-    classes = int(train_labels.max()) + 1
-    targets = torch.nn.functional.one_hot(train_labels.long(), classes).to(train.dtype)
-    prior = targets.mean(0)
-    ridge = weight_decay * torch.eye(train.shape[1], dtype=train.dtype, device=train.device)
-    moments = train.T @ train / len(train) + ridge
-    weight = torch.linalg.solve(moments, train.T @ (targets - prior) / len(train))
-    scores = test @ weight + prior
-    return _result(scores, test_labels, weight_decay, started)
-
-
 def sgd_probe(
     train: Float[Tensor, "m d"],
     train_labels: Int[Tensor, " m"],
@@ -233,8 +208,8 @@ def fit_softmax(
 
 
 def _softmax_objective(
-    point: Float[Tensor, "c d+1"], features: Tensor, labels: Tensor, weight_decay: float
-) -> tuple[float, Float[Tensor, "c d+1"]]:
+    point: Float[Tensor, "c columns"], features: Tensor, labels: Tensor, weight_decay: float
+) -> tuple[float, Float[Tensor, "c columns"]]:
     """The objective and its gradient in one pass over the rows, class-major for fast products."""
     weight, bias = point[:, :-1].contiguous(), point[:, -1:].contiguous()
     loss = torch.zeros((), dtype=torch.float64, device=point.device)

@@ -193,30 +193,6 @@ def test_anisotropy_of_a_collapsed_encoder_is_all_mean_and_no_variance():
     assert math.isnan(got["top_share"])
 
 
-def test_frequency_norm_correlation_is_scipys_with_ties():
-    x = draw(60, 5)
-    norms = x.double().norm(dim=1)
-    frequency = (3 * norms + 20 * draw(60, 1, 3).double().abs().flatten()).long() + 1
-    got = numbers(geometry.frequency_norm_correlation(x, frequency))
-    want = {
-        "spearman": scipy.stats.spearmanr(frequency.numpy(), norms.numpy())[0],
-        "pearson_log": scipy.stats.pearsonr(np.log(frequency.numpy()), norms.log())[0],
-    }
-    assert len(frequency.unique()) < 60
-    assert got == pytest.approx(want, abs=1e-6)
-
-
-def test_frequency_norm_correlation_without_a_logarithm_or_without_spread():
-    x = draw(20, 5)
-    never = torch.arange(20)
-    got = numbers(geometry.frequency_norm_correlation(x, never))
-    want = scipy.stats.spearmanr(never.numpy(), x.norm(dim=1).numpy())[0]
-    assert got["spearman"] == pytest.approx(want, abs=1e-6)
-    assert math.isnan(got["pearson_log"])
-    even = geometry.frequency_norm_correlation(x, torch.full((20,), 3))
-    assert all(value.isnan() for value in even.values())
-
-
 def test_log_norm_cosine_correlation_is_scipys():
     left, right = draw(50, 6, 1), draw(50, 6, 2)
     cosine = torch.nn.functional.cosine_similarity(left.double(), right.double())
@@ -267,7 +243,6 @@ def test_no_metric_keeps_a_graph():
     values += geometry.norm_statistics(x).values()
     values += geometry.isotropy(x).values()
     values += geometry.anisotropy(x).values()
-    values += geometry.frequency_norm_correlation(x, torch.arange(20)).values()
     values += geometry.modality_gap(x, x).values()
     values += geometry.hubness(x, x, 3).values()
     assert not any(value.requires_grad for value in values)
@@ -283,7 +258,6 @@ def test_no_metric_keeps_a_graph():
         lambda: geometry.hubness(torch.ones(3, 2), torch.ones(4, 2), k=0),
         lambda: geometry.isotropy(torch.ones(1, 4)),
         lambda: geometry.anisotropy(torch.ones(1, 4)),
-        lambda: geometry.frequency_norm_correlation(torch.ones(3, 4), torch.ones(2)),
         lambda: geometry.cohens_d(torch.ones(2), torch.ones(0)),
     ],
 )
