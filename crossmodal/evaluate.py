@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,10 +11,11 @@ from torch import Tensor
 
 from crossmodal.captions import EMOJI_STYLES, Captioned
 from crossmodal.frozen import frozen_features
+from crossmodal.searches import CLASSIFICATION, RETRIEVAL, Encoded, Features
 from crossmodal.settings import ClipSettings
 from crossmodal.templates import load_templates, prompts_of
+from offsphere.audit.scoring import by_guessing, outcomes
 from offsphere.encoders.clip import ClipTowers
-from offsphere.evaluation import retrieval, zero_shot
 from offsphere.evaluation.geometry import (
     cohens_d,
     hubness,
@@ -22,6 +23,7 @@ from offsphere.evaluation.geometry import (
     modality_gap,
     side_norms,
 )
+from offsphere.names import CORNERS
 from offsphere.run.progress import track
 
 if TYPE_CHECKING:
@@ -33,13 +35,13 @@ GOOD, BAD = 3.0, 1.5
 """Mean human judgements, from 1 to 4: from 3 on a caption fits, up to 1.5 it does not (ours)."""
 
 
-class Embedded(NamedTuple):
-    """Raw embeddings of pictures and of the captions that are queries."""
+class Retrieved(NamedTuple):
+    """What both directions are worth under one cell."""
 
-    images: Float[Tensor, "n d"]
-    texts: Float[Tensor, "m d"]
-    owner: Int[Tensor, " m"]
-    """The picture of each caption."""
+    metrics: dict[str, float]
+    """i2t_r<k> and t2i_r<k>, their chance_..., and mean_r1, the mean of both directions."""
+    outcomes: dict[str, Tensor]
+    """Per image i2t_hit<k> and i2t_rank, per caption t2i_hit<k> and t2i_rank."""
 
 
 class Evaluator:
@@ -55,7 +57,7 @@ class Evaluator:
         self.settings = settings
         self.test, self.distractors, self.style = test, distractors, style
         self.outcomes: dict[str, Tensor] = {}
-        self.embedded: Embedded | None = None
+        self.embedded: Features | None = None
         self.judged = None
         if settings.judgements is not None:
             self.judged = read_judgements(Path(settings.judgements), test)
@@ -73,7 +75,7 @@ class Evaluator:
             metrics |= _against(embed(towers, self.distractors), test)
         if self.style is not None:
             style = embed(towers, self.style)
-            found = retrieval.pair_retrieval(*style, exponents)
+            found = retrieved(style, {"": exponents})[""]
             metrics |= {f"style/{name}": value for name, value in found.metrics.items()}
             metrics |= self._classes(towers, self.style, style.images, exponents, "style")
         if self.judged is not None:
@@ -81,9 +83,8 @@ class Evaluator:
         towers.train(training)
         return metrics
 
-    def _retrieval(self, test: Embedded, exponents: tuple[float, float]) -> dict[str, float]:
-        cells = {"": exponents} | retrieval.CORNERS
-        found = retrieval.scored_with(*test, cells)
+    def _retrieval(self, test: Features, exponents: tuple[float, float]) -> dict[str, float]:
+        found = retrieved(test, {"": exponents} | CORNERS)
         own = found.pop("")
         metrics = {f"test/{name}": value for name, value in own.metrics.items()}
         for cell, result in found.items():
@@ -108,16 +109,17 @@ class Evaluator:
             prompts = prompts_of(names, templates)
             texts = encode_texts(towers, [text for texts in prompts for text in texts])
             owner = torch.tensor([c for c, texts in enumerate(prompts) for _ in texts])
-            vectors = zero_shot.class_vectors(texts, owner, len(names), exponents[1])
-            found = zero_shot.zero_shot(images, vectors, data.labels[kind])
-            metrics[f"{where}/zero_shot_{kind}"] = found.metrics["top1"]
-            metrics[f"{where}/chance_{kind}"] = found.metrics["chance"]
-            metrics[f"{where}/majority_{kind}"] = found.metrics["majority"]
+            features = Features(images, texts, owner, data.labels[kind])
+            (search,) = Encoded(data.name, CLASSIFICATION, features).searches()
+            correct = outcomes(search, exponents[1]).values["top1"]
+            metrics[f"{where}/zero_shot_{kind}"] = correct.mean().item()
+            metrics[f"{where}/chance_{kind}"] = 1 / len(names)
+            metrics[f"{where}/majority_{kind}"] = by_guessing(search)["majority"]["top1"]
             if where == "test":
-                self.outcomes[f"zero_shot_{kind}_correct"] = found.outcomes["correct"].float()
+                self.outcomes[f"zero_shot_{kind}_correct"] = correct.float()
         return metrics
 
-    def _magnitude(self, test: Embedded, exponents: tuple[float, float]) -> dict[str, float]:
+    def _magnitude(self, test: Features, exponents: tuple[float, float]) -> dict[str, float]:
         """What the norms of the two modalities look like, and what they tell."""
         numbers: dict[str, Tensor] = {}
         gap = modality_gap(test.images, test.texts)
@@ -147,12 +149,33 @@ def mean_recall(towers: ClipTowers, data: Captioned, exponents: tuple[float, flo
     """R@1 of images for texts and of texts for images, the mean of both."""
     training = towers.training
     towers.eval()
-    found = retrieval.pair_retrieval(*embed(towers, data), exponents).metrics
+    found = retrieved(embed(towers, data), {"": exponents})[""]
     towers.train(training)
-    return (found["i2t_r1"] + found["t2i_r1"]) / 2
+    return found.metrics["mean_r1"]
 
 
-def _against(distractors: Embedded, test: Embedded) -> dict[str, float]:
+def retrieved(embedded: Features, cells: Mapping[str, tuple[float, float]]) -> dict[str, Retrieved]:
+    """Recalls both ways by cell; cells that tie by construction are measured once."""
+    to_text, to_image = Encoded("test", RETRIEVAL, embedded).searches()
+    by_text = {g: outcomes(to_text, g) for g in {float(text) for _, text in cells.values()}}
+    by_image = {g: outcomes(to_image, g) for g in {float(image) for image, _ in cells.values()}}
+    by_guess = by_guessing(to_text)["chance"]
+    # Every text has one image: k / images exactly, which the general formula gives but rounded.
+    by_guess |= {x: min(k / to_image.count, 1.0) for x, k in to_image.direction.recalls.items()}
+    chance = {f"chance_{name}": value for name, value in by_guess.items()}
+    found = {}
+    for name, (image, text) in cells.items():
+        texts, images = by_text[float(text)], by_image[float(image)]
+        hits = texts.values | images.values
+        metrics = {metric: x.mean().item() for metric, x in hits.items()}
+        metrics["mean_r1"] = (metrics["i2t_r1"] + metrics["t2i_r1"]) / 2
+        kept = {metric.replace("_r", "_hit"): x for metric, x in hits.items()}
+        ranks = {"i2t_rank": texts.rank, "t2i_rank": images.rank}
+        found[name] = Retrieved(metrics | chance, kept | ranks)
+    return found
+
+
+def _against(distractors: Features, test: Features) -> dict[str, float]:
     """Cohen's d of the norms of items that have a match against those that match nothing."""
     return {
         f"test/cohens_d_{side}_distractors": float(cohens_d(a.norm(dim=1), b.norm(dim=1)))
@@ -163,12 +186,12 @@ def _against(distractors: Embedded, test: Embedded) -> dict[str, float]:
     }
 
 
-def embed(towers: ClipTowers, data: Captioned) -> Embedded:
+def embed(towers: ClipTowers, data: Captioned) -> Features:
     """All pictures, unaugmented, and all captions that are queries."""
     captions = [texts[: data.queries] for texts in data.captions]
     owner = [image for image, texts in enumerate(captions) for _ in texts]
     texts = encode_texts(towers, [text for texts in captions for text in texts])
-    return Embedded(encode_pictures(towers, data), texts, torch.tensor(owner))
+    return Features(encode_pictures(towers, data), texts, torch.tensor(owner))
 
 
 @torch.no_grad()
@@ -243,7 +266,7 @@ def read_judgements(file: Path, data: Captioned) -> Judged:
     return Judged(torch.tensor(image), torch.tensor(text), torch.tensor(score))
 
 
-def judgements(judged: Judged, test: Embedded, exponents: tuple[float, float]) -> dict[str, float]:
+def judgements(judged: Judged, test: Features, exponents: tuple[float, float]) -> dict[str, float]:
     """Do scores follow human judgements, and are fitting items longer than unfitting ones?"""
     from scipy.stats import spearmanr
 
@@ -251,7 +274,7 @@ def judgements(judged: Judged, test: Embedded, exponents: tuple[float, float]) -
 
     image, text = test.images[judged.image], test.texts[judged.text]
     metrics: dict[str, float] = {"test/judged_pairs": float(len(judged.score))}
-    for name, (left, right) in ({"": exponents} | retrieval.CORNERS).items():
+    for name, (left, right) in ({"": exponents} | CORNERS).items():
         scores = torch.linalg.vecdot(shrink(image, left), shrink(text, right))
         suffix = f"_scored_{name}" if name else ""
         correlation, _ = spearmanr(scores.numpy(), judged.score.numpy())

@@ -224,5 +224,6 @@ class ClipExperiment(Experiment):
             "towers.safetensors": self.towers.state_dict(),
         }
         if self.settings.save_embeddings and self.evaluator.embedded is not None:
-            kept["embeddings.safetensors"] = self.evaluator.embedded._asdict()
+            images, texts, owner, _ = self.evaluator.embedded
+            kept["embeddings.safetensors"] = {"images": images, "texts": texts, "owner": owner}
         return kept

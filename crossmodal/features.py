@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from crossmodal.captions import EMOJI_STYLES, Captioned, load_captions
+from crossmodal.searches import CLASSIFICATION, RETRIEVAL, Features, Task
 from crossmodal.subjects import Subject
 from crossmodal.templates import load_templates, prompts_of
 from offsphere.data.pictures import DECODING_ERRORS, MEMORY_LIMIT, Listing, decode
@@ -27,11 +28,9 @@ from offsphere.run.addresses import public, real
 from offsphere.run.progress import track
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Int
     from PIL.Image import Image
 
-Task = Literal["zeroshot_retrieval", "zeroshot_classification"]
-RETRIEVAL, CLASSIFICATION = "zeroshot_retrieval", "zeroshot_classification"
 CLIP_BENCHMARK = "clip-benchmark:"
 EMOJI_SIDE = 72
 # What turns a file into pixels; another version may give other pixels.
@@ -40,17 +39,6 @@ DECODERS = ("pillow", "torchvision", "torch")
 
 Batch = tuple[Tensor, Sequence[Any]]
 """Raw embeddings and, of each picture, its captions or its label (nothing if known already)."""
-
-
-class Features(NamedTuple):
-    """Raw embeddings of one data set: captions and their images, or class texts and labels."""
-
-    images: Float[Tensor, "n d"]
-    texts: Float[Tensor, "m d"]
-    owner: Int[Tensor, " m"]
-    """The image of each caption, or the class of each text."""
-    labels: Int[Tensor, " n"] | None = None
-    """The class of each image; None for retrieval."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
-from crossmodal.features import CLASSIFICATION, Features, Task
 from offsphere.audit.report import Data
 from offsphere.audit.search import Direction, Search
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+Task = Literal["zeroshot_retrieval", "zeroshot_classification"]
+RETRIEVAL, CLASSIFICATION = "zeroshot_retrieval", "zeroshot_classification"
 RECALLS = (1, 5, 10)
 THEIRS = {
     **{f"i2t_r{k}": f"text_retrieval_recall@{k}" for k in RECALLS},
@@ -17,6 +22,17 @@ THEIRS = {
     **{"top1": "acc1", "top5": "acc5", "mean_class_recall": "mean_per_class_recall"},
 }
 """Our metrics by clip-benchmark's names, which say what is retrieved."""
+
+
+class Features(NamedTuple):
+    """Raw embeddings of one data set: captions and their images, or class texts and labels."""
+
+    images: Float[Tensor, "n d"]
+    texts: Float[Tensor, "m d"]
+    owner: Int[Tensor, " m"]
+    """The image of each caption, or the class of each text."""
+    labels: Int[Tensor, " n"] | None = None
+    """The class of each image; None for retrieval."""
 
 
 class Encoded(NamedTuple):
@@ -65,7 +81,7 @@ class Encoded(NamedTuple):
         told = f"{len(images)} images, {len(texts)} texts{skipped}."
         return Data(told, {"image": images, "text": texts}, self.searches())
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """The raw embeddings, as `--embeddings` reads them."""
         images, texts, owner, labels = self.features
         if self.task == CLASSIFICATION and labels is not None:

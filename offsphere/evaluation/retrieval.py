@@ -1,22 +1,17 @@
-"""Image-text retrieval in both directions, scored by a cell, with several captions per image.
+"""Where the right candidates stand among all: the core of recall at k, ties counted fairly.
 
 The query's own norm multiplies all its scores alike and never changes its ranking, so only the
-candidate side's exponent counts: image-to-text depends on the text exponent alone, text-to-image
-on the image exponent alone. Queries are therefore always unit vectors here, and cells that tie by
-construction give exactly the same numbers.
+candidate side's exponent counts, and cells that agree on it tie by construction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from offsphere.cells import shrink
-from offsphere.evaluation.checks import checked_side
-from offsphere.evaluation.geometry import unit
 from offsphere.names import CORNERS
 
 if TYPE_CHECKING:
@@ -27,13 +22,6 @@ SCORES_AT_ONCE = 2**24
 
 Exponents = tuple[float, float]
 """(image, text) exponents of a cell."""
-
-
-class Retrieval(NamedTuple):
-    metrics: dict[str, float]
-    """i2t_r<k> and t2i_r<k>, their chance_..., and mean_r1, the mean of both directions."""
-    outcomes: dict[str, Tensor]
-    """Per image i2t_hit<k> and i2t_rank, per caption t2i_hit<k> and t2i_rank, on the CPU."""
 
 
 class Standing(NamedTuple):
@@ -56,54 +44,6 @@ class Standing(NamedTuple):
     def rank(self) -> Float[Tensor, " q"]:
         """Expected rank of the first right candidate, from 1, ties broken at random."""
         return self.above + (self.tied + 1) / (self.right + 1).double()
-
-
-def pair_retrieval(
-    images: Float[Tensor, "n d"],
-    texts: Float[Tensor, "m d"],
-    owner: Int[Tensor, " m"],
-    exponents: Exponents,
-    ks: Sequence[int] = (1, 5, 10),
-) -> Retrieval:
-    """Recall at k from raw embeddings: at least one right candidate among the k best.
-
-    `owner[j]` is the image of caption j. Equal scores count with their expected value under random
-    tie-breaking, so that a collapsed model gets chance.
-    """
-    return scored_with(images, texts, owner, {"": exponents}, ks)[""]
-
-
-def scored_with(
-    images: Float[Tensor, "n d"],
-    texts: Float[Tensor, "m d"],
-    owner: Int[Tensor, " m"],
-    cells: Mapping[str, Exponents],
-    ks: Sequence[int] = (1, 5, 10),
-) -> dict[str, Retrieval]:
-    """`pair_retrieval` for each cell; cells that tie by construction are computed once."""
-    images, texts, owner = _checked(images, texts, owner)
-    captions = torch.arange(len(texts), device=texts.device)
-    to_text = {
-        g: _direction(standings(unit(images), shrink(texts, g), owner, captions), "i2t", ks)
-        for g in {float(text) for _, text in cells.values()}
-    }
-    to_image = {
-        g: _direction(standings(unit(texts), shrink(images, g), captions, owner), "t2i", ks)
-        for g in {float(image) for image, _ in cells.values()}
-    }
-    chance = _chance(owner.cpu(), len(images), ks)
-    found = {}
-    for name, (image, text) in cells.items():
-        outcomes = to_text[float(text)] | to_image[float(image)]
-        metrics = {
-            key.replace("hit", "r"): hits.mean().item()
-            for key, hits in outcomes.items()
-            if "hit" in key
-        }
-        if 1 in ks:
-            metrics["mean_r1"] = (metrics["i2t_r1"] + metrics["t2i_r1"]) / 2
-        found[name] = Retrieval(metrics | chance, outcomes)
-    return found
 
 
 def cells_to_score(own: Exponents) -> dict[str, Exponents]:
@@ -162,47 +102,5 @@ def _standing_of_tile(
     )
 
 
-def _direction(standing: Standing, prefix: str, ks: Sequence[int]) -> dict[str, Tensor]:
-    hits = {f"{prefix}_hit{k}": standing.hit(k) for k in ks}
-    return {**hits, f"{prefix}_rank": standing.rank()}
-
-
-def _chance(owner: Int[Tensor, " m"], images: int, ks: Sequence[int]) -> dict[str, float]:
-    """Recall of a random ranking."""
-    captions = torch.bincount(owner, minlength=images)
-    zero, all_texts = torch.zeros_like(captions), torch.full_like(captions, len(owner))
-    to_text = Standing(zero, all_texts, captions)
-    chance = {f"chance_i2t_r{k}": to_text.hit(k).mean().item() for k in ks}
-    return chance | {f"chance_t2i_r{k}": min(k / images, 1.0) for k in ks}
-
-
 def _log_choose(n: Tensor, k: Tensor) -> Tensor:
     return torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
-
-
-def _checked(images: Tensor, texts: Tensor, owner: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Both sides in float64, or an error that says what does not fit."""
-    images, texts = checked_side(images, "image"), checked_side(texts, "text")
-    if images.shape[1] != texts.shape[1]:
-        raise ValueError(
-            f"Images have {images.shape[1]} columns and texts {texts.shape[1]}: both must come "
-            "from the same model."
-        )
-    if owner.shape != texts.shape[:1] or owner.is_floating_point():
-        raise ValueError(
-            f"Expected the number of its image for each of {len(texts)} captions, got "
-            f"{owner.dtype} of shape {tuple(owner.shape)}."
-        )
-    if owner.min() < 0 or owner.max() >= len(images):
-        raise ValueError(
-            f"The captions' images must be between 0 and {len(images) - 1}, got "
-            f"{int(owner.min())} to {int(owner.max())}."
-        )
-    owner = owner.long().to(images.device)
-    without = (torch.bincount(owner, minlength=len(images)) == 0).nonzero().flatten()
-    if len(without):
-        raise ValueError(
-            f"{len(without)} of {len(images)} images have no caption (first: image "
-            f"{int(without[0])}): leave them out, nothing can be found for them."
-        )
-    return images, texts, owner

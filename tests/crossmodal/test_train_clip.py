@@ -68,7 +68,7 @@ def test_every_cell_and_direction_trains_and_evaluates(table, tmp_path, cell, di
     again = evaluate.embed(
         trained.towers, load_captions(f"csv:{table}", split="all", image_size=32)
     )
-    found = evaluate.retrieval.pair_retrieval(*again, trained.exponents)
+    found = evaluate.retrieved(again, {"": trained.exponents})[""]
     assert found.metrics["i2t_r1"] == pytest.approx(metrics["test/i2t_r1"], abs=1e-9)
     assert found.metrics["t2i_r1"] == pytest.approx(metrics["test/t2i_r1"], abs=1e-9)
 
@@ -220,7 +220,7 @@ def test_norms_of_right_and_wrong_queries_and_human_judgements(table, tmp_path):
     (folder,) = (tmp_path / "train_clip").iterdir()
     trained = load_run(folder)
     data = load_captions(f"csv:{table}", split="all", image_size=32)
-    images, texts, _ = evaluate.embed(trained.towers, data)
+    images, texts, *_ = evaluate.embed(trained.towers, data)
     rows = [line.split("\t") for line in lines[:60]]
     means = torch.tensor([sum(map(float, r[2:])) / 3 for r in rows])
     pairs = [(int(r[0].split(".")[0]), 2 * int(r[1].split(".")[0]) + 1) for r in rows]
