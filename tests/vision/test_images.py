@@ -26,7 +26,6 @@ from offsphere.data.emoji import emoji_pictures, load_emoji
 from offsphere.data.pictures import decode, resize_square
 from offsphere.data.shards import ShardFacts, checksum, shard_paths, write_manifest
 from offsphere.data.splits import SPLITS, in_validation
-from vision import experiment
 from vision import images as images_module
 from vision.images import Images, load_images
 from vision.settings import VisionSettings
@@ -365,7 +364,7 @@ def test_train_and_test_folders_share_their_class_names(tmp_path: Path) -> None:
 def test_numbered_classes_are_compared_by_their_count(
     shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(experiment, "kept_images", load_images)
+    monkeypatch.setattr("vision.splits.kept_images", load_images)
 
     def load(classes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         folder = tmp_path / "_".join(classes)
@@ -385,7 +384,7 @@ def test_numbered_classes_are_compared_by_their_count(
 def test_both_emoji_styles_share_their_classes(
     label: str, few_emoji: tuple, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(experiment, "kept_images", load_images)
+    monkeypatch.setattr("vision.splits.kept_images", load_images)
     settings = VisionSettings(
         data=f"emoji:{label}", data_test=f"openmoji:{label}", image_size=8, batch_size=2
     )

@@ -45,7 +45,7 @@ def loaded() -> Splits:
 @pytest.fixture
 def quick(monkeypatch, loaded):
     """The data are read once for all runs, and no run is drawn."""
-    monkeypatch.setattr(experiment, "load_splits", lambda _settings: loaded)
+    monkeypatch.setattr(experiment, "load_splits", lambda _settings, _handed: loaded)
     monkeypatch.setattr(training_run, "plot_run", lambda *_: None)
 
 
