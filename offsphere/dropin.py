@@ -361,7 +361,7 @@ class DCLLoss(_DropIn):
         return loss + self._variance(out0, out1) + self._gor(out0, out1)
 
 
-def gather_with_gradient(x: Float[Tensor, "n d"]) -> Float[Tensor, "w*n d"]:
+def gather_with_gradient(x: Float[Tensor, "n d"]) -> Float[Tensor, "rows d"]:
     """The rows of all ranks, in rank order; each rank's gradient flows back to where it belongs."""
     if not dist.is_initialized():
         raise ValueError(

@@ -20,6 +20,11 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+import shapes
+
+# Before anything of the house is imported. The analysis takes lists as well as arrays.
+LANES = ("vision", "crossmodal", "text", "theory")
+shapes.install("offsphere", *LANES, but=("offsphere.analysis",))
 
 ROOT = Path(__file__).parents[1]
 WARM = """

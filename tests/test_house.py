@@ -153,3 +153,14 @@ def test_one_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == offsphere.__version__
     assert f"version: {offsphere.__version__}" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_shapes_in_signatures_are_checked_while_tests_run():
+    import torch
+    from jaxtyping import TypeCheckError
+
+    from offsphere.interventions import grad_scale
+
+    with pytest.raises(TypeCheckError, match="n d"):
+        grad_scale(torch.ones(2, 3, 4), 0.0)
+    assert grad_scale(torch.ones(3, 4), 0.0).shape == (3, 4)

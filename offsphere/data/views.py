@@ -353,7 +353,7 @@ def gaussian_blur(
 
 
 @cache
-def reflected_taps(size: int, radius: int) -> Float[Tensor, "taps size*size"]:
+def reflected_taps(size: int, radius: int) -> Float[Tensor, "taps {size*size}"]:
     """For each distance, the matrix that sums the pixels that far away, reflected at the edges."""
     taps = torch.zeros(radius + 1, size, size)
     row = torch.arange(size)
