@@ -15,7 +15,7 @@ from offsphere.analysis.chart_data import EFFECTS, controls, datasets
 from offsphere.analysis.conditions import all_steps, steps_text
 from offsphere.analysis.digest import Study
 from offsphere.analysis.panels import Panel, file_name
-from offsphere.analysis.words import plain, spoken
+from offsphere.analysis.words import plain, spoken, words_of
 from offsphere.page.charts import Chart, for_page, scales, write_figure
 from offsphere.page.looks import Look, look_of
 from offsphere.run.progress import track
@@ -66,15 +66,22 @@ def write_figures(study: Study, folder: Path) -> list[Path]:
 def paper_charts(panel: Panel) -> dict[str, Chart]:
     """The figures of a part; what the page shows in several charts stands in one."""
     found = drawings(panel)
-    name = spoken(panel.metrics[str(panel.primary)]).name
+    own = spoken(panel.metrics[str(panel.primary)]).name
+    over = words_of(next(iter(panel.curves), "")).titled
+    names = {"results": own, "square": own, "along": own, "curves": over}
     charts = {
         kind: [_faceted(drawing, panel) for each, drawing in found.items() if each in members]
         for kind, members in PAPER.items()
     }
     after = steps_text(all_steps(panel.steps))
-    title = {"text": name, **({"subtitle": f"after {after}"} if after else {})}
+    notes = [f"after {after}"] if after else []
+    said = {"along": [*notes, *(f"hollow, dashed: {line.name}" for line in panel.reference)]}
     return {
-        kind: {"title": title, "params": _params(panel), "hconcat": parts}
+        kind: {
+            "title": {"text": names.get(kind, ""), "subtitle": said.get(kind, notes)},
+            "params": _params(panel),
+            "hconcat": parts,
+        }
         for kind, parts in charts.items()
         if parts
     }
@@ -422,12 +429,15 @@ def _faceted(drawing: Drawing, panel: Panel) -> Chart:
     if drawing.facet is None or (drawing.facet == "context" and not any(panel.contexts)):
         return {**chart, "title": drawing.caption}
     inside = {key: chart.pop(key) for key in ("layer", "height", "width")}
+    titles = datasets(panel, [])[chart["data"]["name"]].get("title", [])
+    groups = [name for name, _ in panel.along.groups] if panel.along else []
+    order = {"context": panel.contexts, "group": groups, "title": list(dict.fromkeys(titles))}
     if drawing.facet == "group" and not any(name for name, _ in panel.along.groups):  # pyright: ignore
         return {**chart, **inside, "title": drawing.caption}
     return {
         **chart,
         "title": drawing.caption,
-        "facet": {"field": drawing.facet, "type": "nominal", "sort": None},
+        "facet": {"field": drawing.facet, "type": "nominal", "sort": order[drawing.facet]},
         "columns": ACROSS,
         "spec": inside,
         "resolve": {"scale": {"x": "independent", "y": "independent"}},

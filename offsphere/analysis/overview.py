@@ -88,7 +88,8 @@ def paper_chart(overview: Overview) -> Chart:
         return {**page_chart(overview), "width": 2 * WIDTH, "title": title}
     chart = {**drawing.chart, "params": _params(overview), "title": title}
     inside = {key: chart.pop(key) for key in ("layer", "height")}
-    facet = {"field": drawing.facet, "type": "nominal", "sort": None}
+    order = next(iter(overview.controls.values()))
+    facet = {"field": drawing.facet, "type": "nominal", "sort": list(order)}
     split = {"facet": facet, "columns": 4, "spec": {**inside, "width": 0.7 * WIDTH}}
     own = {"scale": {"y": "independent"}} if drawing.facet == "plot" else {}
     return {**chart, **split, "resolve": own}
@@ -152,15 +153,12 @@ def symmetry(comparisons: Sequence[Comparison]) -> Overview | None:
     }
     sort = {"field": "order", "op": "min"}
     y = {"field": "label", "type": "nominal", "sort": sort, "axis": axis}
-    settled = [row for row in rows if row["n"] > 2 or row["source"] == "published"]
-    reached = [x for row in settled for x in (row["mean"], row["low"], row["high"])]
-    reached = [x for x in [*reached, 0.0] if math.isfinite(x)]
-    domain = [min(reached) - 0.05, max(reached) + 0.05]
     title = "ln(cell / cosine): left of 0 magnitude hurts, right of it helps"
-    x = {"scale": {"domain": domain, "clamp": True}, "axis": {"title": title}}
+    x = {"axis": {"title": title}}
     colour = {
         "field": "source",
         "type": "nominal",
+        "legend": None,
         "scale": {"domain": ["ours", "published"], "range": ["var(--orange)", "var(--grey)"]},
     }
     shape = {**colour, "scale": {"domain": ["ours", "published"], "range": ["square", "circle"]}}
@@ -200,7 +198,8 @@ def _symmetry_rows(comparisons: Sequence[Comparison], cell: str) -> Iterator[dic
                     "label": f"{task} ({_origin(c)})",
                     "order": order,
                     "source": "ours" if c.source == "ours" else "published",
-                    **ends(c.ratio),
+                    # An interval of two seeds would take the whole axis.
+                    **(ends(c.ratio) if c.ratio.n > 2 else nothing | {"mean": c.ratio.value}),
                     "text": f"{cell} against cosine\n{task}: {c.where}\n{c.metric}, ln ratio "
                     f"{c.ratio.value:+.3f}\n{_origin(c)}",
                 }

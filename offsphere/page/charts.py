@@ -60,7 +60,8 @@ CONFIG: dict[str, Any] = {
     "concat": {"spacing": 24},
 }
 PAINT = re.compile(r"var\(--([^)]+)\)")
-DPI = 160
+SCALE = 2.0
+"""Pixels of a PNG for each pixel of a chart."""
 
 
 def columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -100,7 +101,7 @@ def write_figure(chart: Chart, datasets: Datasets, stem: Path) -> list[Path]:
     svg = PAINT.sub(lambda found: COLOURS[found[1]][0], drawn(chart, datasets))
     forms = {
         "svg": svg.encode(),
-        "png": vl_convert.svg_to_png(svg, scale=DPI / 72, ppi=DPI),
+        "png": vl_convert.svg_to_png(svg, scale=SCALE),
         "pdf": vl_convert.svg_to_pdf(svg),
     }
     paths = [stem.with_name(f"{stem.name}.{form}") for form in forms]

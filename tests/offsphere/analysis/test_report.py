@@ -523,7 +523,7 @@ def test_a_line_against_the_batch_size_is_drawn(results, tmp_path):
     assert "Gain against batch size, paired, 95 % interval" in drawn
     assert "after 78 to 1,250 steps" in drawn
     assert "test/probe" not in drawn
-    assert "2506.09781v2 table 1" in drawn
+    assert "hollow, dashed: published, weight 0 (CIFAR-100, 2506.09781v2 table 1)" in drawn
 
 
 def test_page_and_paper_draw_from_the_same_definition(symmetry):
