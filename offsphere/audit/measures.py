@@ -248,7 +248,7 @@ def remedies(names: Sequence[str], k: int) -> dict[str, Similarity]:
         return {n: Csls(k) if n == "csls" else named(n) for n in names if n != "cosine"}
     return {
         "centred": Centred(),
-        "centred, then dot": Centred(CORNERS["dot"]),
+        "centred, then dot": Centred(exponents=CORNERS["dot"]),
         "top component removed": TopRemoved(),
         "whitened": Whitened(),
         "CSLS": Csls(k),

@@ -17,9 +17,9 @@ Angle" (arXiv 2504.16318), which gives no parameter values: the defaults here ar
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -51,43 +51,44 @@ COSINE = CORNERS["cosine"]
 T = TypeVar("T")
 
 
-class Similarity(Protocol):
+class Similarity:
+    """Checks what comes in, once for all; a similarity says how it is fitted, if it is, and scored.
+
+    `_fit` is handed the references of the query side and of the item side, or the one that stands
+    for both; `_scores` both sides in one dtype.
+    """
+
     def fit(
         self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
     ) -> Self:
         """A copy with the statistics of a reference set of items and, if they differ, queries."""
-        ...
+        return self._fit(references(reference, queries))
 
     def scores(
         self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
     ) -> Float[Tensor, "q n"]:
         """How similar each item is to each query; larger is more similar."""
-        ...
+        return self._scores(*both_sides(queries, items))
 
-
-class WithoutStatistics:
-    """The `fit` of a similarity that has nothing to fit."""
-
-    def fit(
-        self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
-    ) -> Self:
+    def _fit(self, sides: list[Tensor]) -> Self:
         return self
+
+    def _scores(self, queries: Tensor, items: Tensor) -> Tensor:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class CellSimilarity(WithoutStatistics):
+class CellSimilarity(Similarity):
     """The score of a cell of the square: q . d / (|q|**left |d|**right)."""
 
     exponents: tuple[float, float] = COSINE
 
-    def scores(
-        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
-    ) -> Float[Tensor, "q n"]:
-        return _cell_scores(*both_sides(queries, items), self.exponents)
+    def _scores(self, queries: Tensor, items: Tensor) -> Tensor:
+        return _cell_scores(queries, items, self.exponents)
 
 
 @dataclass(frozen=True)
-class Scaled(WithoutStatistics):
+class Scaled(Similarity):
     """Scaled similarity: alpha cos(q, d) + (1 - alpha) (|q| + |d|)."""
 
     alpha: float = 0.5
@@ -96,16 +97,13 @@ class Scaled(WithoutStatistics):
     def __post_init__(self) -> None:
         check_share("alpha", self.alpha)
 
-    def scores(
-        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
-    ) -> Float[Tensor, "q n"]:
-        queries, items = both_sides(queries, items)
+    def _scores(self, queries: Tensor, items: Tensor) -> Tensor:
         norms = queries.norm(dim=1)[:, None] + items.norm(dim=1)
         return self.alpha * _cell_scores(queries, items, COSINE) + (1 - self.alpha) * norms
 
 
 @dataclass(frozen=True)
-class RadialAngular(WithoutStatistics):
+class RadialAngular(Similarity):
     """Minus the radial-angular distance: -(| |q| - |d| | + angle_weight * arccos cos(q, d)).
 
     The formula was found without an absolute value; a distance must not be negative, so the
@@ -118,10 +116,7 @@ class RadialAngular(WithoutStatistics):
     def __post_init__(self) -> None:
         check_weight("angle_weight", self.angle_weight)
 
-    def scores(
-        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
-    ) -> Float[Tensor, "q n"]:
-        queries, items = both_sides(queries, items)
+    def _scores(self, queries: Tensor, items: Tensor) -> Tensor:
         # arccos loses half the digits near 0: float64 leaves float32 its own precision.
         long_queries, long_items = queries.double(), items.double()
         radial = (long_queries.norm(dim=1)[:, None] - long_items.norm(dim=1)).abs()
@@ -130,13 +125,10 @@ class RadialAngular(WithoutStatistics):
 
 
 @dataclass(frozen=True)
-class Euclidean(WithoutStatistics):
+class Euclidean(Similarity):
     """Minus the Euclidean distance, computed in float64."""
 
-    def scores(
-        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
-    ) -> Float[Tensor, "q n"]:
-        queries, items = both_sides(queries, items)
+    def _scores(self, queries: Tensor, items: Tensor) -> Tensor:
         long_queries, long_items = queries.double(), items.double()
         squares = long_queries.square().sum(1)[:, None] + long_items.square().sum(1)
         distance = (squares - 2 * long_queries @ long_items.T).clamp_min(0).sqrt()
@@ -144,17 +136,15 @@ class Euclidean(WithoutStatistics):
 
 
 @dataclass(frozen=True)
-class QueryZScore(WithoutStatistics):
+class QueryZScore(Similarity):
     """(cos(q, d) - mean_q) / std_q, mean and population std over the items passed to `scores`.
 
     A query's ranking is cosine's; what changes is how scores of different queries compare. All the
     candidates must be passed at once. A query whose cosines do not differ scores 0 everywhere.
     """
 
-    def scores(
-        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
-    ) -> Float[Tensor, "q n"]:
-        cosine = _cell_scores(*both_sides(queries, items), COSINE)
+    def _scores(self, queries: Tensor, items: Tensor) -> Tensor:
+        cosine = _cell_scores(queries, items, COSINE)
         std, mean = torch.std_mean(cosine, dim=1, correction=0, keepdim=True)
         resolution = 16 * torch.finfo(cosine.dtype).eps
         return torch.where(std > resolution, (cosine - mean) / std, torch.zeros_like(cosine))
@@ -190,27 +180,32 @@ class SideMaps:
 
 
 @dataclass(frozen=True)
-class Centred:
-    """The score after each side's mean is taken off."""
+class Mapped(Similarity):
+    """A cell's score of sides that were mapped first."""
 
+    NAME: ClassVar[str]
+    _: KW_ONLY
     exponents: tuple[float, float] = COSINE
     """The cell in which the mapped sides are compared."""
     maps: SideMaps | None = field(default=None, repr=False, compare=False)
 
-    def fit(
-        self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
-    ) -> Self:
-        means = [mean_row(side) for side in references(reference, queries)]
-        return replace(self, maps=SideMaps(means[0], means[-1]))
-
-    def scores(
-        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
-    ) -> Float[Tensor, "q n"]:
-        return _mapped_scores(_fitted("centred", self.maps), queries, items, self.exponents)
+    def _scores(self, queries: Tensor, items: Tensor) -> Tensor:
+        return _mapped_scores(_fitted(self.NAME, self.maps), queries, items, self.exponents)
 
 
 @dataclass(frozen=True)
-class Whitened:
+class Centred(Mapped):
+    """The score after each side's mean is taken off."""
+
+    NAME = "centred"
+
+    def _fit(self, sides: list[Tensor]) -> Self:
+        means = [mean_row(side) for side in sides]
+        return replace(self, maps=SideMaps(means[0], means[-1]))
+
+
+@dataclass(frozen=True)
+class Whitened(Mapped):
     """The score after each side is centred and the covariance made the identity.
 
     With two references each side keeps its own mean and the covariance is pooled over both, so that
@@ -220,14 +215,12 @@ class Whitened:
     feature) is left out if the covariance is not shrunk. The covariance is the population form.
     """
 
+    NAME = "whitened"
     kind: Literal["zca", "pca"] = "zca"
     shrinkage: float | Literal["ledoit_wolf"] = "ledoit_wolf"
     """Weight of mean variance times identity, from 0 to 1, or Ledoit and Wolf's rule (2004)."""
     components: int | None = None
     """Keep this many directions of largest variance; None keeps all that vary."""
-    exponents: tuple[float, float] = COSINE
-    """The cell in which the mapped sides are compared."""
-    maps: SideMaps | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.kind not in ("zca", "pca"):
@@ -239,10 +232,7 @@ class Whitened:
         if self.components is not None:
             check_count("components", self.components)
 
-    def fit(
-        self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
-    ) -> Self:
-        sides = references(reference, queries)
+    def _fit(self, sides: list[Tensor]) -> Self:
         moments = moments_of(sides)
         shrinkage = self.shrinkage
         if isinstance(shrinkage, str):
@@ -257,46 +247,32 @@ class Whitened:
             matrix = matrix @ directions.T
         return replace(self, maps=SideMaps(moments.means[0], moments.means[-1], matrix))
 
-    def scores(
-        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
-    ) -> Float[Tensor, "q n"]:
-        return _mapped_scores(_fitted("whitened", self.maps), queries, items, self.exponents)
-
 
 @dataclass(frozen=True)
-class TopRemoved:
+class TopRemoved(Mapped):
     """The score after centring and removal of the top principal components of the reference.
 
     With two references the components are those of the pooled covariance, as in `Whitened`.
     """
 
+    NAME = "top_removed"
     components: int = 1
     """How many to remove; the default is ours."""
-    exponents: tuple[float, float] = COSINE
-    """The cell in which the mapped sides are compared."""
-    maps: SideMaps | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_count("components", self.components)
 
-    def fit(
-        self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
-    ) -> Self:
-        moments = moments_of(references(reference, queries))
+    def _fit(self, sides: list[Tensor]) -> Self:
+        moments = moments_of(sides)
         variances, directions = spectrum(moments, shrinkage=0.0)
         check_available("components to remove", self.components, len(variances) - 1)
         top = directions[:, : self.components]
         matrix = torch.eye(len(top), dtype=top.dtype, device=top.device) - top @ top.T
         return replace(self, maps=SideMaps(moments.means[0], moments.means[-1], matrix))
 
-    def scores(
-        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
-    ) -> Float[Tensor, "q n"]:
-        return _mapped_scores(_fitted("top_removed", self.maps), queries, items, self.exponents)
-
 
 @dataclass(frozen=True)
-class SoftCosine:
+class SoftCosine(Similarity):
     """q' S d / sqrt(q' S q  d' S d), where S says how similar two features are.
 
     S must be symmetric and positive semidefinite. Without a given S it is |correlation|**power of
@@ -313,18 +289,14 @@ class SoftCosine:
     def __post_init__(self) -> None:
         check_weight("power", self.power)
 
-    def fit(
-        self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
-    ) -> Self:
+    def _fit(self, sides: list[Tensor]) -> Self:
         if self.features is not None:
             return replace(self, maps=_soft_maps(self.features, "The given S"))
-        similar = absolute_correlation(references(reference, queries)[-1]) ** self.power
+        similar = absolute_correlation(sides[-1]) ** self.power
         name = f"S = |correlation|**{self.power:g} of the reference's features"
         return replace(self, maps=_soft_maps(similar, name))
 
-    def scores(
-        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
-    ) -> Float[Tensor, "q n"]:
+    def _scores(self, queries: Tensor, items: Tensor) -> Tensor:
         maps = self.maps
         if maps is None and self.features is not None:
             maps = _soft_maps(self.features, "The given S")
@@ -332,7 +304,7 @@ class SoftCosine:
 
 
 @dataclass(frozen=True)
-class Augmented:
+class Augmented(Similarity):
     """The score of [x / |x|, weight |x| / mean norm], the direction with the norm as a feature.
 
     The source gives only the features. The norm in units of its side's mean over the reference and
@@ -349,10 +321,9 @@ class Augmented:
     def __post_init__(self) -> None:
         check_weight("weight", self.weight)
 
-    def fit(
-        self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
-    ) -> Self:
-        means = [_norms(side).mean().item() for side in references(reference, queries)]
+    def _fit(self, sides: list[Tensor]) -> Self:
+        norms = [torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) for x in sides]
+        means = [x.mean().item() for x in norms]
         if not min(means) > 0:
             raise ValueError(
                 "The norm cannot be measured in units of its mean: every reference vector of a "
@@ -360,11 +331,8 @@ class Augmented:
             )
         return replace(self, mean_norms=(means[0], means[-1]))
 
-    def scores(
-        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
-    ) -> Float[Tensor, "q n"]:
+    def _scores(self, queries: Tensor, items: Tensor) -> Tensor:
         query_norm, item_norm = _fitted("augmented", self.mean_norms)
-        queries, items = both_sides(queries, items)
         return _cell_scores(
             self._augment(queries, query_norm), self._augment(items, item_norm), self.exponents
         )
@@ -375,7 +343,7 @@ class Augmented:
 
 
 @dataclass(frozen=True)
-class Csls:
+class Csls(Similarity):
     """Cross-domain similarity local scaling: 2 cos(q, d) - r(q) - r(d) (Conneau et al. 2018).
 
     r(q) is the mean cosine of q to its k nearest items of the reference, r(d) that of d to its k
@@ -391,18 +359,13 @@ class Csls:
     def __post_init__(self) -> None:
         check_count("k", self.k)
 
-    def fit(
-        self, reference: Float[Tensor, "m d"], queries: Float[Tensor, "p d"] | None = None
-    ) -> Self:
-        units = [shrink(side, 1.0) for side in references(reference, queries)]
+    def _fit(self, sides: list[Tensor]) -> Self:
+        units = [shrink(side, 1.0) for side in sides]
         check_available("neighbours", self.k, min(len(side) for side in units))
         return replace(self, references=(units[0], units[-1]))
 
-    def scores(
-        self, queries: Float[Tensor, "q d"], items: Float[Tensor, "n d"]
-    ) -> Float[Tensor, "q n"]:
+    def _scores(self, queries: Tensor, items: Tensor) -> Tensor:
         query_reference, item_reference = _fitted("csls", self.references)
-        queries, items = both_sides(queries, items)
         around_queries = mean_nearest_cosine(queries, item_reference, self.k)
         around_items = mean_nearest_cosine(items, query_reference, self.k)
         return 2 * _cell_scores(queries, items, COSINE) - around_queries[:, None] - around_items
@@ -456,12 +419,7 @@ def _cell_scores(queries: Tensor, items: Tensor, exponents: tuple[float, float])
 def _mapped_scores(
     maps: SideMaps, queries: Tensor, items: Tensor, exponents: tuple[float, float]
 ) -> Tensor:
-    queries, items = both_sides(queries, items)
     return _cell_scores(maps.queries(queries), maps.items(items), exponents)
-
-
-def _norms(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
 
 
 def _soft_maps(similar: Tensor, name: str) -> SideMaps:
