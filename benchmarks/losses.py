@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from offsphere import losses, streamed
+from offsphere import losses, streamed, tiles
 from offsphere.variance import negative_variance
 
 TEMPERATURE = 0.1
@@ -101,13 +101,13 @@ def floor(name: str, n: int, d: int) -> Callable[[], None]:
     rows = n if name == "info_nce" else 2 * n
     dense = rows * rows <= streamed.DENSE_SCORES
     symmetric = name != "info_nce"
-    tiles = list(streamed._tiles(rows, rows, upper_only=symmetric and not dense))
-    sizes = [streamed._size(at) for at in tiles]
-    again = not dense and sum(sizes) > streamed.WORKSPACE
+    blocks = list(tiles._tiles(rows, rows, symmetric and not dense))
+    sizes = [tiles._size(at) for at in blocks]
+    again = not dense and sum(sizes) > tiles.WORKSPACE
     x, out = torch.randn(rows, d) / math.sqrt(d), torch.zeros(rows, d)
 
     def of_tiles() -> None:
-        for i, j in tiles:
+        for i, j in blocks:
             scores = (x[i] @ x[j].T).exp_()
             if again:
                 scores = (x[i] @ x[j].T).exp_()

@@ -7,8 +7,8 @@ Change one import in an existing script:
 
 Feed them raw embeddings: a cell other than cosine has nothing to work with once a model has
 normalised its output (open_clip: `model.encode_image(x, normalize=False)`). On several processes
-the features of all ranks are gathered with their gradients, so that gradients averaged by DDP are
-those of the whole batch.
+the features of all ranks are gathered with their gradients, and each rank computes its share of the
+loss (`offsphere.split`): gradients averaged by DDP are those of the whole batch.
 
 `scale="calibrated"` lets the first training batch multiply the temperature by the cell's spread of
 scores over cosine's, as in `offsphere.objective`. `cell="learnable"` learns only if an optimizer
@@ -33,7 +33,8 @@ from offsphere import losses
 from offsphere.cells import Cell, calibration_ratio, shrink
 from offsphere.momentum import Queue
 from offsphere.names import SCALES, unknown
-from offsphere.precision import at_least_float32, row_products, transformed
+from offsphere.precision import at_least_float32, compiling, row_products, transformed
+from offsphere.split import ALONE, Split
 from offsphere.variance import negative_variance, spread_out
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class _DropIn(nn.Module):
             self.register_buffer("ratio", torch.tensor(math.nan))
         self._ready = self._bank_scaled = False
         self._calls, self._version = 0, -1
+        self._split, self._local = ALONE, False
         self.register_load_state_dict_post_hook(_look_again)
 
     def _sides(self, left: Tensor, right: Tensor, gather: bool) -> list[Tensor]:
@@ -96,7 +98,12 @@ class _DropIn(nn.Module):
         if not len(left):
             raise ValueError("Expected at least one pair, got an empty batch.")
         sides = [at_least_float32(x) for x in (left, right)]
-        return [gather_with_gradient(x) for x in sides] if gather else sides
+        if not gather:
+            self._split = ALONE
+            return sides
+        gathered = [gather_with_gradient(x) for x in sides]
+        self._split = Split(dist.get_rank(), dist.get_world_size(), local=self._local)
+        return gathered
 
     def _temperature(
         self, given: float | Tensor, left: Tensor, right: Tensor, exclude: tuple[int, ...] = (0,)
@@ -122,7 +129,7 @@ class _DropIn(nn.Module):
 
         Only the first call looks at the rows: later an accelerator would have to be waited for.
         """
-        if transformed() or not (self.training and torch.is_grad_enabled()):
+        if transformed() or compiling() or not (self.training and torch.is_grad_enabled()):
             return
         self._calls += 1
         if self._calls == 1:
@@ -140,12 +147,20 @@ class _DropIn(nn.Module):
                 stacklevel=6,
             )
 
+    def _largest(self, temperature: float | Tensor) -> float:
+        """A bound of the scores' size: known of unit rows if the temperature is a number."""
+        if self.cell.name != "cosine" or isinstance(temperature, Tensor):
+            return math.inf
+        return 1.001 / temperature  # rows have length one but for rounding
+
     def _variance(self, left: Tensor, right: Tensor, paired: bool = True) -> Tensor | float:
         """The weighted variance term on cosines."""
         if not self.variance_weight or self.population is None or _alone(left, paired):
             return 0.0
         u, v = shrink(left, 1.0), shrink(right, 1.0)
-        return self.variance_weight * negative_variance(u, v, self.population, paired=paired)
+        return self.variance_weight * negative_variance(
+            u, v, self.population, paired=paired, split=self._split
+        )
 
     def _gor(self, left: Tensor, right: Tensor, paired: bool = True) -> Tensor | float:
         """The weighted GOR on cosines: each side spread out by itself, the mean of both.
@@ -157,12 +172,16 @@ class _DropIn(nn.Module):
         u, v = shrink(left, 1.0), shrink(right, 1.0)
         if not paired:
             return self.gor_weight * spread_out(u, v, paired=False)
-        return self.gor_weight * (spread_out(u, u) + spread_out(v, v)) / 2
+        one, other = (spread_out(x, x, split=self._split) for x in (u, v))
+        return self.gor_weight * (one + other) / 2
 
 
 class ClipLoss(_DropIn):
-    """`open_clip.loss.ClipLoss` with a cell. `local_loss` and `gather_with_grad` change nothing:
-    the gradients are those of the whole batch in any case. No labels are made, so none are cached.
+    """`open_clip.loss.ClipLoss` with a cell.
+
+    With `local_loss` the value is that of this rank's rows, as in open_clip; without it, of the
+    whole batch. Each rank computes its share, and the gradients are those of the whole batch, in
+    any case: `gather_with_grad` changes nothing. No labels are made, so none are cached.
     """
 
     def __init__(
@@ -182,7 +201,7 @@ class ClipLoss(_DropIn):
     ) -> None:
         _refuse_horovod(use_horovod)
         super().__init__(cell, variance_weight, population, gor_weight, scale)
-        self.local_loss = local_loss
+        self.local_loss = self._local = local_loss
         self.gather_with_grad = gather_with_grad
         self.cache_labels = cache_labels
         self.rank = rank
@@ -208,14 +227,14 @@ class ClipLoss(_DropIn):
         else:
             temperature = self._temperature(given, image, text)
             left, right = self.cell(image, text)
-            loss = losses.info_nce(left, right, temperature)
+            loss = losses.info_nce(left, right, temperature, split=self._split)
         variance, gor = self._variance(image, text), self._gor(image, text)
         return _named(loss + unseen, variance, gor, output_dict)
 
 
 class SigLipLoss(_DropIn):
     """`open_clip.loss.SigLipLoss` with a cell. `dist_impl` and `chunk_size` change nothing: ranks
-    are gathered, and scores come in tiles of the loss's own, whatever the batch."""
+    are gathered, and scores come in blocks of the loss's own, whatever the batch."""
 
     def __init__(
         self,
@@ -253,7 +272,7 @@ class SigLipLoss(_DropIn):
         image, text = self._sides(image_features, text_features, self.world_size > 1)
         temperature = self._temperature(_temperature_of(logit_scale, image), image, text)
         left, right = self.cell(image, text)
-        loss = losses.siglip(left, right, temperature, logit_bias)
+        loss = losses.siglip(left, right, temperature, logit_bias, split=self._split)
         return _named(loss, self._variance(image, text), self._gor(image, text), output_dict)
 
 
@@ -291,7 +310,8 @@ class NTXentLoss(_DropIn):
         stacked, n = torch.cat([out0, out1]), len(out0)
         temperature = self._temperature(self.temperature, stacked, stacked, (0, n, -n))
         left, right = self.cell(stacked, stacked)
-        loss = losses.nt_xent(left, right, temperature)
+        largest = self._largest(temperature)
+        loss = losses.nt_xent(left, right, temperature, largest=largest, split=self._split)
         return loss + self._variance(out0, out1) + self._gor(out0, out1)
 
     def _against_bank(self, bank: Queue, out0: Tensor, out1: Tensor) -> Tensor:
@@ -312,7 +332,8 @@ class NTXentLoss(_DropIn):
         temperature = self._temperature(self.temperature, out0, out1)
         left, right = self.cell(out0, out1)
         queue = self.cell.shrink_right(negatives)
-        loss = losses.moco_nce(left, right, queue, temperature)
+        largest = self._largest(temperature)
+        loss = losses.moco_nce(left, right, queue, temperature, largest=largest)
         loss = loss + self._variance(out0, negatives, paired=False)
         loss = loss + self._gor(out0, negatives, paired=False)
         if train:
@@ -351,7 +372,8 @@ class DCLLoss(_DropIn):
             )
         temperature = self._temperature(self.temperature, stacked, stacked, (0, n, -n))
         left, right = self.cell(stacked, stacked)
-        loss = losses.dcl(left, right, temperature)
+        largest = self._largest(temperature)
+        loss = losses.dcl(left, right, temperature, largest=largest, split=self._split)
         if self.weight_fn is not None:
             weight = torch.cat(
                 [self.weight_fn(left[:n], left[n:]), self.weight_fn(left[n:], left[:n])]
@@ -370,7 +392,24 @@ def gather_with_gradient(x: Float[Tensor, "n d"]) -> Float[Tensor, "rows d"]:
         )
     from torch.distributed.nn.functional import all_gather
 
+    _check_equal_rows(x)
     return torch.cat(list(all_gather(x)))
+
+
+def _check_equal_rows(x: Tensor) -> None:
+    """Refuse shares of unequal length, which torch would gather wrongly or not at all.
+
+    Asked on CPUs only: on an accelerator the answer would have to be waited for.
+    """
+    if x.device.type != "cpu":
+        return
+    rows = [torch.zeros(1, dtype=torch.long) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, torch.tensor([len(x)]))
+    if len({int(n) for n in rows}) > 1:
+        raise ValueError(
+            f"Expected as many rows on every rank, got {', '.join(str(int(n)) for n in rows)}. Use "
+            "drop_last=True in the loader."
+        )
 
 
 def _world_size() -> int:
@@ -380,7 +419,8 @@ def _world_size() -> int:
 
 def _temperature_of(logit_scale: float | Tensor, like: Tensor) -> Float[Tensor, ""]:
     scale = losses.one_value(logit_scale, "logit_scale", like)
-    if scale.device.type == "cpu" and not transformed() and not 0 < scale.item() < math.inf:
+    unseen = scale.device.type != "cpu" or compiling() or transformed()
+    if not unseen and not 0 < scale.item() < math.inf:
         raise ValueError(
             f"Expected a logit_scale above 0, got {scale.item():g}. It multiplies the scores: "
             "open_clip's models return model.logit_scale.exp()."

@@ -1,6 +1,7 @@
 """Contrastive losses on two sides that a cell has already shrunk. `temperature` divides.
 
-Each loss has a dense definition, `_dense_*`, to read first: a few lines on the whole score matrix.
+Each loss has a dense definition, `_dense_*`, to read first: a few lines on the whole score matrix
+(that of `info_nce` has its gradients beside it, in `offsphere.streamed`).
 It also serves small batches. Others are streamed: the same value and gradients, without keeping the
 score matrix; `offsphere.streamed.path` decides. All are float32 or better, under autocast too.
 
@@ -25,17 +26,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from offsphere import streamed
-from offsphere.precision import at_least_float32, row_products, transformed
+from offsphere.precision import at_least_float32, compiling, row_products, transformed
 from offsphere.split import ALONE, Split
-from offsphere.streamed import log_partitions, softplus_sum
+from offsphere.streamed import (
+    NonFinite as NonFinite,
+)
+from offsphere.streamed import (
+    bad_temperature,
+    largest_norm,
+    log_partitions,
+    scores_bound,
+    softplus_sum,
+)
 from offsphere.variance import mean_square
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
-
-
-class NonFinite(ValueError):
-    """Embeddings hold NaN or infinity: training has diverged, or an input is bad."""
 
 
 def info_nce(
@@ -53,15 +59,17 @@ def info_nce(
     `hard_negatives`, in the right side's form, are seen by every left row, left to right only.
     One-way, `right` may be longer than `left`: the further rows are negatives too.
     """
-    hard = [] if hard_negatives is None else [hard_negatives]
-    (left, right, *hard), t, largest = _prepare(temperature, left, right, *hard, largest=largest)
-    n, columns = len(left), len(left) if both_ways else 0
+    sides = (left, right) if hard_negatives is None else (left, right, hard_negatives)
+    n, width = left.shape[0], sum(x.shape[0] for x in sides[1:])
+    small, columns = streamed.dense(left, width, split), n if both_ways else 0
+    sides, t, largest = _prepare(temperature, *sides, largest=largest, looks=not small)
+    left, right, *hard = sides
     if len(right) < n or (both_ways and len(right) != n):
         raise _sizes(left, right, "as many right rows as left rows (one-way: at least as many)")
     right = torch.cat([right, *hard]) if hard else right
-    if len(right) < 2 or (both_ways and n < 2):
+    if width < 2 or (both_ways and n < 2):
         raise _too_few(n)
-    return log_partitions(
+    value = log_partitions(
         left,
         right,
         t,
@@ -70,8 +78,11 @@ def info_nce(
         columns=columns,
         largest=largest,
         split=split,
-        found=_dense_info_nce(left / t, right, columns) if _small(left, right, split) else None,
     )
+    if small and not _unseen(left) and not math.isfinite(value.item()):
+        for x in sides:
+            largest_norm(x)
+    return value
 
 
 def info_nce_within(
@@ -264,10 +275,10 @@ def in_groups(
         return loss(group[0], group[-1])
 
     with torch.autocast(left.device.type, enabled=False):
-        count, mine = len(blocks[0]), [x[split.own(len(x))] for x in blocks]
+        count, mine = len(blocks[0]), [x[split.mine(len(x))] for x in blocks]
         if not len(mine[0]):
-            # Without a group of its own a rank adds zero, whose gradient is zero.
-            values = 0 * blocks[0].sum().reshape(1)
+            # Without a group of its own a rank adds zero, with a gradient for every parameter.
+            values = 0 * one(*(x[0] for x in blocks)).reshape(1)
         elif (2 * size) ** 2 <= streamed.DENSE_SCORES:
             values = torch.vmap(one)(*mine)
         else:
@@ -286,15 +297,6 @@ def _blocks(x: Tensor, size: int, stacked: bool) -> Float[Tensor, "g k d"]:
 
 
 # The definitions. `left` has been divided by the temperature.
-
-
-def _dense_info_nce(left: Tensor, right: Tensor, columns: int) -> Tensor:
-    scores = left @ right.T
-    rows = scores.logsumexp(1) - scores.diagonal()
-    if not columns:
-        return rows.mean()
-    cols = scores[:, :columns].logsumexp(0) - scores.diagonal()
-    return (rows.mean() + cols.mean()) / 2
 
 
 def _dense_info_nce_within(left: Tensor, candidates: Float[Tensor, "views d"]) -> Tensor:
@@ -372,31 +374,41 @@ def _prepare_views(
 
 
 def _prepare(
-    temperature: float | Tensor, left: Tensor, *others: Tensor, largest: float = math.inf
+    temperature: float | Tensor,
+    left: Tensor,
+    *others: Tensor,
+    largest: float = math.inf,
+    looks: bool = True,
 ) -> tuple[list[Tensor], float | Tensor, float]:
     """Checked sides in float32 or better, the temperature, and a bound of |scores|.
 
     The bound is that of Cauchy and Schwarz. It costs one look at the norms, which also finds what
     is not finite. On an accelerator the look would wait for the device, and under torch.func there
     is nothing to look at, so there the bound is the caller's and the training loop checks the loss.
+    A caller that looks at the loss instead (not `looks`) gets an infinite bound.
     """
     check_sides(left, *others)
     if not len(left):
         raise _too_few(0)
     sides = [at_least_float32(x) for x in (left, *others)]
-    if left.device.type not in streamed.TILED_DEVICES or transformed():
+    if _unseen(left):
         # A number stays one: it needs no kernel, and nobody has to ask the device for it.
         if isinstance(temperature, Tensor):
             temperature = one_value(temperature, "temperature", sides[0])
         elif not 0 < temperature < math.inf:
-            raise _bad_temperature(temperature)
+            raise bad_temperature(temperature)
         return sides, temperature, largest
     temperature = one_value(temperature, "temperature", sides[0])
-    norms = [_largest_norm(x) for x in sides]
-    value = temperature.item()
-    if not 0 < value < math.inf:
-        raise _bad_temperature(value)
-    return sides, temperature, norms[0] * max(norms[1:] or norms) / value
+    if looks:
+        return sides, temperature, scores_bound(temperature, *sides)
+    if not 0 < temperature.item() < math.inf:
+        raise bad_temperature(temperature.item())
+    return sides, temperature, math.inf
+
+
+def _unseen(x: Tensor) -> bool:
+    """Whether values cannot be looked at now, or only by waiting for the device."""
+    return x.device.type not in streamed.TILED_DEVICES or compiling() or transformed()
 
 
 def check_sides(*sides: Tensor) -> None:
@@ -426,29 +438,11 @@ def one_value(value: float | Tensor, name: str, like: Tensor) -> Float[Tensor, "
     return torch.as_tensor(value, dtype=like.dtype, device=like.device).reshape(())
 
 
-def _largest_norm(x: Tensor) -> float:
-    largest = torch.linalg.vector_norm(x.detach(), dim=1).amax().item() if len(x) else 0.0
-    if not math.isfinite(largest):
-        bad = (~torch.isfinite(x)).any(1).sum().item()
-        raise NonFinite(
-            f"Expected finite embeddings, got NaN or infinity in {bad} of {len(x)} rows. Lower the "
-            "learning rate, clip gradients, or look for a bad input."
-        )
-    return largest
-
-
 def _check_pairs(left: Tensor, right: Tensor) -> None:
     if len(left) != len(right):
         raise _sizes(left, right, "as many right rows as left rows")
     if len(left) < 2:
         raise _too_few(len(left))
-
-
-def _bad_temperature(value: float) -> ValueError:
-    return ValueError(
-        f"Expected a temperature above 0, got {value:g}. It divides the scores: common values are "
-        "0.05 to 0.5."
-    )
 
 
 def _sizes(left: Tensor, right: Tensor, expected: str) -> ValueError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from offsphere.names import (
     unknown,
 )
 from offsphere.precision import at_least_float32
+from offsphere.split import ALONE, Split
 from offsphere.variance import negative_variance, spread_out
 
 if TYPE_CHECKING:
@@ -87,6 +89,8 @@ class Objective(nn.Module):
                 f"{loss}. (moco_nce has its negatives from the queue: change its size.)"
             )
         self.cell = Cell(cell) if isinstance(cell, str) else cell
+        self.split: Split = ALONE
+        """The ranks that share the loss; each gives it the rows of all."""
         self.loss, self.row = loss, row
         self.negatives = negatives
         self.population = population
@@ -117,6 +121,11 @@ class Objective(nn.Module):
     def _function(self) -> Callable[..., Tensor]:
         """The loss is the function of its name, its within-view form that of NAME_within."""
         return getattr(losses, f"{self.loss}_within" if self.within_view else self.loss)
+
+    def _shared(self, split: Split) -> dict[str, Split]:
+        """What a loss is told of ranks; one that does not ask is whole on each, which is right."""
+        asks = split.count > 1 and "split" in inspect.signature(self._function).parameters
+        return {"split": split} if asks else {}
 
     def forward(
         self,
@@ -149,7 +158,9 @@ class Objective(nn.Module):
         if self.variance_on == "cosine":
             u, v = shrink(left, 1.0), shrink(right if queue is None else queue, 1.0)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.variance_weight > 0):
-            variance = negative_variance(u, v, self.population, paired=queue is None, group=group)
+            variance = negative_variance(
+                u, v, self.population, paired=queue is None, group=group, split=self.split
+            )
         total = (
             contrastive + self.variance_weight * variance if self.variance_weight else contrastive
         )
@@ -175,8 +186,9 @@ class Objective(nn.Module):
         """GOR on cosines, whatever the cell."""
         u, v = (shrink(x, 1.0) for x in (left, right if queue is None else queue))
         if queue is not None:
-            return spread_out(u, v, paired=False)
-        return (spread_out(u, u, group=group) + spread_out(v, v, group=group)) / 2
+            return spread_out(u, v, paired=False, split=self.split)
+        one, other = (spread_out(x, x, group=group, split=self.split) for x in (u, v))
+        return (one + other) / 2
 
     def _group(self, rows: int, hard_negatives: Tensor | None) -> int | None:
         """The rows of a group; None if the whole batch is one."""
@@ -206,48 +218,65 @@ class Objective(nn.Module):
             stacked = torch.cat([left, right])
             rows, candidates = self.cell(stacked, stacked)
 
-            def views(a: Tensor, b: Tensor) -> Tensor:
-                return self._function(a, b, temperature)
+            def views(a: Tensor, b: Tensor, split: Split = ALONE) -> Tensor:
+                return self._function(a, b, temperature, **self._shared(split))
 
             value = (
-                views(rows, candidates)
+                views(rows, candidates, self.split)
                 if group is None
-                else losses.in_groups(views, rows, candidates, group, stacked=True)
+                else losses.in_groups(
+                    views, rows, candidates, group, stacked=True, split=self.split
+                )
             )
             return value, rows[: len(left)] / self.ratio, candidates[len(left) :]
         left, right = self.cell(left, right)
         scaled = left / self.ratio
         if queue is not None:
             queue = self.cell.shrink_right(queue)
-            return self._function(left, right, queue, temperature), scaled, queue
+            shared = self._shared(self.split)
+            value = self._function(left, right, queue, temperature, **shared)
+            return value, scaled, queue
         if self.loss == "spectral":  # Gram matrices of groups need no blocks of scores
-            return losses.spectral(left / temperature, right, group=group), scaled, right
+            value = losses.spectral(left / temperature, right, group=group, split=self.split)
+            return value, scaled, right
         if group is None:
-            return self._pairs(left, right, temperature, hard_negatives), scaled, right
+            value = self._pairs(left, right, temperature, hard_negatives, self.split)
+            return value, scaled, right
 
         def pairs(a: Tensor, b: Tensor) -> Tensor:
-            return self._pairs(a, b, temperature, None)
+            return self._pairs(a, b, temperature, None, ALONE)
 
-        return losses.in_groups(pairs, left, right, group), scaled, right
+        return losses.in_groups(pairs, left, right, group, split=self.split), scaled, right
 
     def _pairs(
-        self, left: Tensor, right: Tensor, temperature: Tensor, hard_negatives: Tensor | None
+        self,
+        left: Tensor,
+        right: Tensor,
+        temperature: Tensor,
+        hard_negatives: Tensor | None,
+        split: Split,
     ) -> Tensor:
         """A loss of aligned pairs, as the settings want it, on sides that the cell has shrunk."""
+        shared = self._shared(split)
         if self.row.bias:
-            return self._function(left, right, temperature, self.bias)
+            return self._function(left, right, temperature, self.bias, **shared)
         if not self.row.directed:
-            return self._function(left, right, temperature)
+            return self._function(left, right, temperature, **shared)
         both_ways = self.direction == "both"
         if self.direction == "right_to_left":
             left, right = right, left
         if hard_negatives is None:
-            return self._function(left, right, temperature, both_ways=both_ways)
+            return self._function(left, right, temperature, both_ways=both_ways, **shared)
         if self.direction == "right_to_left":
             raise ValueError("Expected no hard_negatives for right_to_left: they are right rows.")
         hard_negatives = self.cell.shrink_right(hard_negatives)
         return self._function(
-            left, right, temperature, both_ways=both_ways, hard_negatives=hard_negatives
+            left,
+            right,
+            temperature,
+            both_ways=both_ways,
+            hard_negatives=hard_negatives,
+            **shared,
         )
 
     def _on_one_scale(

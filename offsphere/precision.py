@@ -30,6 +30,11 @@ def row_products(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(-1) if autocasts(a) else torch.linalg.vecdot(a, b)
 
 
+def compiling() -> bool:
+    """Whether torch.compile is tracing: there are no values to look at."""
+    return torch.compiler.is_compiling()
+
+
 def transformed() -> bool:
     """Whether torch.func or forward-mode differentiation is at work.
 

@@ -19,12 +19,15 @@ from torch import Tensor
 class Split:
     """This process among `count` that share a loss; alone, it exchanges nothing."""
 
-    def __init__(self, rank: int = 0, count: int = 1) -> None:
+    def __init__(self, rank: int = 0, count: int = 1, *, local: bool = False) -> None:
         self.rank, self.count = rank, count
+        self.local = local
+        """Whether the value of a loss of pairs is that of this rank's rows; the mean over the ranks
+        is then the whole, and the gradients are the same."""
         self.payload = 0
         """Bytes that this rank has handed to exchanges so far."""
 
-    def own(self, total: int) -> slice:
+    def mine(self, total: int) -> slice:
         """This rank's rows of so many: contiguous, in rank order, as equal as they can be."""
         return slice(total * self.rank // self.count, total * (self.rank + 1) // self.count)
 
@@ -47,11 +50,15 @@ class Split:
         return part if self.count == 1 else _Summed.apply(part, self)  # pyright: ignore
 
     def exchange(
-        self, collective: Callable[..., object], *inputs: Any, payload: Tensor | None = None
+        self,
+        collective: Callable[..., object],
+        *inputs: Any,
+        payload: Tensor | None = None,
+        src: int | None = None,
     ) -> None:
         """One collective of the default process group, its bytes counted."""
         self.payload += 0 if payload is None else payload.numel() * payload.element_size()
-        collective(*inputs)
+        collective(*inputs) if src is None else collective(*inputs, src=src)
 
 
 class _Summed(torch.autograd.Function):

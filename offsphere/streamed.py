@@ -7,7 +7,7 @@ Every loss in `offsphere.losses` is one of two sums over the scores s_ij = left_
 
 A sum and its gradient need the same blocks, so the forward pass computes both and the backward
 pass only scales: between the two, nothing but the sides and their gradients is kept. The blocks are
-tiles here, for CPUs, and strips in `offsphere.strips`, for accelerators; `path` decides.
+`offsphere.tiles` on CPUs and `offsphere.strips` on accelerators; `path` decides.
 
 `_plain_*` are the same sums in torch's own operations on the whole score matrix, for what has to
 keep it anyway: gradients that are differentiated again (create_graph), and torch.func.
@@ -18,18 +18,17 @@ keep it anyway: gradients that are differentiated again (create_graph), and torc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from itertools import accumulate, pairwise, product
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from offsphere import strips
-from offsphere.precision import autocasts, outside_autocast, transformed
+from offsphere import strips, tiles
+from offsphere.precision import autocasts, compiling, outside_autocast, transformed
 from offsphere.split import ALONE, Split
-from offsphere.strips import LOWEST, PLAIN_RANGE, diagonals, temperature_gradient
+from offsphere.strips import LOWEST
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -38,16 +37,12 @@ TILED_DEVICES = ("cpu",)
 """Devices whose scores come in tiles."""
 DENSE_SCORES = 2**14
 """Up to this many scores (128 x 128) the dense definition is the faster path on a CPU."""
-TILE = 768
-"""Most rows and columns of a tile: about 2 MB in float32, which stays in the cache."""
-WORKSPACE = 2**24
-"""Scores (64 MB in float32) that one call may hold so as not to compute its tiles twice."""
+SLAB = 2**24
+"""Scores that a definition computes at once, where only one slab of rows need be kept."""
 NEAR_ZERO = 2.0**-9
 """A smaller sum, if it cannot be negative, is found by a slower way that keeps its digits."""
 EXACT_SOFTPLUS = 40.0
 """From here on log(1 + exp(x)) is x in float64 too (torch's own limit, 20, is for float32)."""
-
-Tile = tuple[slice, slice]
 
 
 def path(
@@ -60,13 +55,20 @@ def path(
     - dense: few scores on a CPU, where a plain matrix costs fewer operations than tiles. Not under
       autocast, which would round its products, nor for ranks, which share the rows.
     - tiles: everything else on a CPU: blocks that stay in its cache.
+
+    Under torch.compile a sum is one operation, which decides when it runs.
     """
     if transformed():
         return "definition"
     if _in_strips(left):
         return "strips"
-    few = len(left) * len(right) <= DENSE_SCORES
-    return "dense" if few and split.count == 1 and not autocasts(left) else "tiles"
+    return "dense" if dense(left, right.shape[0], split) else "tiles"
+
+
+def dense(left: Tensor, columns: int, split: Split) -> bool:
+    """Whether so many columns are few enough for the whole matrix: see `path`."""
+    few = left.shape[0] * columns <= DENSE_SCORES
+    return few and split.count == 1 and not compiling() and not autocasts(left)
 
 
 def log_partitions(
@@ -95,6 +97,11 @@ def log_partitions(
     if transformed():
         with outside_autocast(left):
             return _plain_log_partitions(*inputs, *how)
+    if compiling() and split.count == 1:
+        needs = [isinstance(x, Tensor) and x.requires_grad for x in inputs]
+        t = torch.as_tensor(temperature, dtype=left.dtype, device=left.device)
+        lists = (weight, list(exclude), list(positive), columns)
+        return _log_partitions_op(left, right, t, own, *lists, largest, needs)[0]
     value: Tensor = (
         _LogPartitions.apply(*inputs, *how, largest, split)  # pyright: ignore
         if found is None
@@ -119,6 +126,9 @@ def softplus_sum(
     if transformed():
         with outside_autocast(left):
             return _plain_softplus(*inputs, weight)
+    if compiling() and split.count == 1:
+        t = torch.as_tensor(temperature, dtype=left.dtype, device=left.device)
+        return _softplus_op(left, right, t, bias, weight)[0]
     return _SoftplusSum.apply(*inputs, weight, split)  # pyright: ignore
 
 
@@ -126,8 +136,8 @@ class _LogPartitions(torch.autograd.Function):
     @staticmethod
     def forward(ctx, left, right, temperature, own, *how):
         inputs = (left, right, temperature, own)
-        sweep = strips.sweep_log_partitions if _in_strips(left) else _sweep_log_partitions
-        with torch.autocast(left.device.type, enabled=False):
+        sweep = _sweep_for(left, right, own, exclude=how[1], positive=how[2], split=how[-1])
+        with outside_autocast(left):
             value, *grads = sweep(*inputs, *how, needs_grad=ctx.needs_input_grad[:4])
         _save(ctx, inputs, grads)
         ctx.how = how[:-2]
@@ -142,8 +152,8 @@ class _SoftplusSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, left, right, temperature, bias, weight, split):
         inputs = (left, right, temperature, bias)
-        sweep = strips.sweep_softplus if _in_strips(left) else _sweep_softplus
-        with torch.autocast(left.device.type, enabled=False):
+        sweep = strips.sweep_softplus if _in_strips(left) else tiles.sweep_softplus
+        with outside_autocast(left):
             value, *grads = sweep(*inputs, weight, split, any(ctx.needs_input_grad))
         _save(ctx, inputs, grads)
         ctx.how = (weight,)
@@ -165,9 +175,9 @@ def _gradients(ctx, plain: Callable[..., Tensor], scale: Tensor) -> list[Tensor 
     """Those of the forward pass, scaled; or, with create_graph, as functions of the inputs."""
     inputs, grads = list(ctx.saved_tensors[:4]), ctx.saved_tensors[4:]
     inputs[2] = ctx.temperature if inputs[2] is None else inputs[2]
-    if not torch.is_grad_enabled():
-        return [None if grad is None else grad * scale for grad in grads]
     needed = ctx.needs_input_grad[:4]
+    if not torch.is_grad_enabled():
+        return [grad * scale if need else None for grad, need in zip(grads, needed, strict=True)]
     # Views, because one tensor may be both sides, and each wants its own part.
     inputs = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
     wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
@@ -175,6 +185,80 @@ def _gradients(ctx, plain: Callable[..., Tensor], scale: Tensor) -> list[Tensor 
         value = plain(*inputs, *ctx.how)
         found = iter(torch.autograd.grad(value, wanted, scale, create_graph=True))
     return [next(found) if need else None for need in needed]
+
+
+# The same sums as single operations, so that a compiled training step has one node for a loss.
+
+
+@torch.library.custom_op("offsphere::log_partitions", mutates_args=())
+def _log_partitions_op(
+    left: Tensor,
+    right: Tensor | None,
+    temperature: Tensor,
+    own: Tensor | None,
+    weight: float,
+    exclude: list[int],
+    positive: list[int],
+    columns: int,
+    largest: float,
+    needs_grad: list[bool],
+) -> list[Tensor]:
+    """The value and four gradients; one that is not needed is empty."""
+    inputs, how = (left, right, temperature, own), (weight, tuple(exclude), tuple(positive))
+    if not _in_strips(left):
+        largest = scores_bound(temperature, *(x for x in (left, right) if x is not None))
+    sweep = _sweep_for(left, right, own, *how[1:], ALONE)
+    value, *grads = sweep(*inputs, *how, columns, largest, ALONE, needs_grad=needs_grad)
+    if not _in_strips(left) and _seen(own, *how[1:]):
+        value = _with_digits(value, inputs, (*how, columns))
+    return _whole(value, grads)
+
+
+@_log_partitions_op.register_fake
+def _(left, right, temperature, own, weight, exclude, positive, columns, largest, needs_grad):
+    needed = (*needs_grad[:3], own is not None and any(needs_grad))
+    inputs = zip((left, right, temperature, own), (any(needs_grad), *needed[1:]), strict=True)
+    return [
+        left.new_empty(()),
+        *(left.new_empty(x.shape if need and x is not None else 0) for x, need in inputs),
+    ]
+
+
+@torch.library.custom_op("offsphere::softplus_sum", mutates_args=())
+def _softplus_op(
+    left: Tensor, right: Tensor, temperature: Tensor, bias: Tensor, weight: float
+) -> list[Tensor]:
+    """The value and the gradients of the four."""
+    sweep = strips.sweep_softplus if _in_strips(left) else tiles.sweep_softplus
+    if not _in_strips(left):
+        scores_bound(temperature, left, right)
+    value, *grads = sweep(left, right, temperature, bias, weight, ALONE, True)
+    return _whole(value, grads)
+
+
+@_softplus_op.register_fake
+def _(left, right, temperature, bias, weight):
+    return [left.new_empty(x.shape) for x in (bias, left, right, temperature, bias)]
+
+
+def _whole(value: Tensor, grads: list[Tensor | None]) -> list[Tensor]:
+    """As an operation must return them: tensors in order of their rows."""
+    return [value, *(value.new_empty(0) if x is None else x.contiguous() for x in grads)]
+
+
+def _save_outputs(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*output[1:])
+    ctx.others = [[] if x == [] else None for x in inputs[4:]]
+
+
+def _scale_outputs(ctx, grad_outputs):
+    needed = ctx.needs_input_grad[:4]
+    grads = zip(ctx.saved_tensors, needed, strict=True)
+    return *(x * grad_outputs[0] if need else None for x, need in grads), *ctx.others
+
+
+for _op in (_log_partitions_op, _softplus_op):
+    _op.register_autograd(_scale_outputs, setup_context=_save_outputs)
 
 
 def _plain_log_partitions(left, right, temperature, own, weight, exclude, positive, columns):
@@ -185,15 +269,15 @@ def _plain_log_partitions(left, right, temperature, own, weight, exclude, positi
     minus the positive, two large numbers, has lost.
     """
     right = left if right is None else right
-    height = max(1, WORKSPACE // len(right))
+    height = max(1, SLAB // len(right))
     rows, cols, positives = [], [], []
     for start in range(0, len(left), height):
         at = slice(start, min(start + height, len(left))), slice(0, len(right))
         scores = (left[at[0]] / temperature) @ right.T
         # In the order (n, -n) of the offsets, the diagonals come in the order of the rows.
-        positives += [diagonal.clone() for diagonal in _diagonals(scores, at, positive)]
+        positives += [diagonal.clone() for diagonal in tiles.crossing(scores, at, positive)]
         # Finite, because a column without candidates in this slab would have no derivative.
-        _without(scores, at, (*exclude, *positive), LOWEST)
+        tiles.without(scores, at, (*exclude, *positive), LOWEST)
         rows.append(scores.logsumexp(1))
         if columns:
             cols.append(scores[:, :columns].logsumexp(0))
@@ -214,6 +298,49 @@ def _plain_softplus(left, right, temperature, bias, weight):
     return weight * F.softplus(logits, threshold=EXACT_SOFTPLUS).sum()
 
 
+class NonFinite(ValueError):
+    """Embeddings hold NaN or infinity: training has diverged, or an input is bad."""
+
+
+def scores_bound(temperature: Tensor, left: Tensor, *others: Tensor) -> float:
+    """A bound of |scores|, by Cauchy and Schwarz; what is not finite or not positive is refused."""
+    norms = [largest_norm(x) for x in (left, *others)]
+    value = temperature.item()
+    if not 0 < value < math.inf:
+        raise bad_temperature(value)
+    return norms[0] * max(norms[1:] or norms) / value
+
+
+def largest_norm(x: Tensor) -> float:
+    """The length of the longest row."""
+    largest = torch.linalg.vector_norm(x.detach(), dim=1).amax().item() if len(x) else 0.0
+    if not math.isfinite(largest):
+        bad = (~torch.isfinite(x)).any(1).sum().item()
+        raise NonFinite(
+            f"Expected finite embeddings, got NaN or infinity in {bad} of {len(x)} rows. Lower the "
+            "learning rate, clip gradients, or look for a bad input."
+        )
+    return largest
+
+
+def bad_temperature(value: float) -> ValueError:
+    """The refusal of a temperature that cannot divide."""
+    return ValueError(
+        f"Expected a temperature above 0, got {value:g}. It divides the scores: common values are "
+        "0.05 to 0.5."
+    )
+
+
+def _sweep_for(left, right, own, exclude, positive, split) -> Callable:
+    """The sweep of this path; the dense one is for plain pairs."""
+    if _in_strips(left):
+        return strips.sweep_log_partitions
+    pairs = own is None and not exclude and positive == (0,)
+    if pairs and right is not None and path(left, right, split) == "dense":
+        return tiles.dense_pairs
+    return tiles.sweep_log_partitions
+
+
 def _in_strips(left: Tensor) -> bool:
     return left.device.type not in TILED_DEVICES
 
@@ -226,218 +353,8 @@ def _seen(own: Tensor | None, exclude: tuple[int, ...], positive: tuple[int, ...
 def _with_digits(found: Tensor, inputs: tuple, how: tuple) -> Tensor:
     """The sum, with the digits of one near zero; its gradient is left as it is."""
     value = found.detach()
-    if value.item() >= NEAR_ZERO:
+    if not value.item() < NEAR_ZERO:
         return found
     with torch.no_grad(), outside_autocast(value):
         exact = _plain_log_partitions(*inputs, *how)
     return found + (exact - value)
-
-
-class _Plain:
-    """Running sums of exp(score), where no score can overflow: one exp serves rows and columns."""
-
-    empty = 0.0
-
-    @staticmethod
-    def terms(scores: Tensor) -> Tensor:
-        return scores.exp_()
-
-    @staticmethod
-    def add(total: Tensor, terms: Tensor, dim: int) -> None:
-        total += terms.sum(dim)
-
-    @staticmethod
-    def exchange(split: Split, total: Tensor) -> None:
-        split.sum_(total)
-
-    @staticmethod
-    def log(total: Tensor) -> Tensor:
-        return total.log()
-
-    @staticmethod
-    def shares(terms: Tensor, rows: Tensor, cols: Tensor | None, times: Tensor) -> Tensor:
-        share = (times / rows)[:, None]
-        return terms.mul_(share if cols is None else share + times / cols)
-
-
-class _Shifted:
-    """Running log-sum-exps, for scores of any size: each line has its own shift."""
-
-    empty = -math.inf
-
-    @staticmethod
-    def terms(scores: Tensor) -> Tensor:
-        return scores
-
-    @staticmethod
-    def add(total: Tensor, terms: Tensor, dim: int) -> None:
-        torch.logaddexp(total, terms.logsumexp(dim), out=total)
-
-    @staticmethod
-    def exchange(split: Split, total: Tensor) -> None:
-        split.log_sum_exp_(total)
-
-    @staticmethod
-    def log(total: Tensor) -> Tensor:
-        return total
-
-    @staticmethod
-    def shares(terms: Tensor, rows: Tensor, cols: Tensor | None, times: Tensor) -> Tensor:
-        share = (terms - rows[:, None]).exp_()
-        share = share if cols is None else share.add_(terms.sub_(cols).exp_())
-        return share.mul_(times)
-
-
-def _sweep_log_partitions(
-    left, right, temperature, own, weight, exclude, positive, columns, largest, split, needs_grad
-):
-    """The value, and the gradients for left, right, temperature and own (None if not needed)."""
-    symmetric = right is None
-    right = left if symmetric else right
-    two_way = symmetric or columns > 0
-    exps = _Plain if largest <= PLAIN_RANGE else _Shifted
-    alone, mine = split.count == 1, slice(0, len(left)) if symmetric else split.own(len(left))
-    tiles = list(_tiles(len(left), len(right), symmetric, split))
-    sizes = [_size(at) for at in tiles]
-    keep = any(needs_grad) and sum(sizes) <= WORKSPACE
-    # One buffer: a tile that is computed again lands where it was, so it has the same bits again.
-    buffer = left.new_empty(sum(sizes) if keep else max(sizes, default=0))
-    starts = list(accumulate(sizes, initial=0)) if keep else [0] * len(tiles)
-
-    def place(number: int) -> Tensor:
-        i, j = tiles[number]
-        start = starts[number]
-        return buffer[start : start + sizes[number]].view(i.stop - i.start, j.stop - j.start)
-
-    def compute(number: int) -> Tensor:
-        i, j = tiles[number]
-        scores = torch.mm(left[i] / temperature, right[j].T, out=place(number))
-        if symmetric and i == j and exps is _Shifted:
-            # Rounding tells s_ij from s_ji; where scores are large, exp would tell them apart too.
-            scores.copy_(scores.triu() + scores.triu(1).T)
-        return scores
-
-    # First sweep: the sum of every row and, both ways, of every column.
-    rows = left.new_full((len(left),), exps.empty) if own is None else exps.terms(own.clone())
-    cols = rows if symmetric else left.new_full((len(right),), exps.empty)
-    positives = left.new_zeros(()) if own is None else own.sum()
-    for number, at in enumerate(tiles):
-        i, j = at
-        scores = compute(number)
-        for diagonal in _diagonals(scores, at, positive):
-            # Off the diagonal of a symmetric matrix a tile stands for its mirror image too.
-            positives = positives + diagonal.sum() * (2 if symmetric and i != j else 1)
-        tile = _without(exps.terms(scores), at, exclude, exps.empty)
-        exps.add(rows[i], tile, 1)
-        if two_way and not (symmetric and i == j):
-            exps.add(cols[j], tile, 0)
-    if two_way and not alone:
-        exps.exchange(split, cols if symmetric else cols[:columns])
-    value = exps.log(rows[mine]).sum()
-    if not alone:
-        # Of a symmetric matrix every rank has all rows' sums by now.
-        parts = torch.stack([positives, 0 * value if symmetric else value])
-        positives, others = split.sum_(parts).unbind()
-        value = value if symmetric else others
-    value = value + (exps.log(cols[:columns]).sum() if columns else 0.0)
-    value = weight * (value - positives * (2 if columns else 1))
-    if not any(needs_grad):
-        return value, None, None, None, None
-
-    # Second sweep: the gradient of each score, and from it those of the two sides.
-    if columns:
-        cols[columns:] = math.inf
-    times = weight * split.count / temperature
-    # Alone, the first tile that reaches a block of rows writes it, and the others add to it; of
-    # ranks, some may have no tile there.
-    grad_of = torch.empty_like if alone else torch.zeros_like
-    grad_left = grad_of(left)
-    grad_right = None
-    if symmetric:
-        grad_right = grad_left
-    elif needs_grad[1]:
-        grad_right = grad_of(right)
-    for number, at in enumerate(tiles):
-        i, j = at
-        if keep:
-            tile = place(number)
-        else:
-            tile = _without(exps.terms(compute(number)), at, exclude, exps.empty)
-        grad = exps.shares(tile, rows[i], cols[j] if two_way else None, times)
-        for diagonal in _diagonals(grad, at, positive):
-            diagonal -= 2 * times if two_way else times
-        grad_left[i].addmm_(grad, right[j], beta=float(j.start > 0 or not alone))
-        if grad_right is not None and not (symmetric and i == j):
-            grad_right[j].addmm_(grad.T, left[i], beta=float(i.start > 0 or not alone))
-    grad_temperature = grad_own = None
-    if needs_grad[2]:
-        grad_temperature = temperature_gradient(left, grad_left, temperature) / (1 + symmetric)
-    if own is not None:
-        grad_own = torch.zeros_like(own)
-        grad_own[mine] = weight * split.count * ((own - exps.log(rows)).exp_() - 1)[mine]
-    return value, grad_left, None if symmetric else grad_right, grad_temperature, grad_own
-
-
-def _sweep_softplus(left, right, temperature, bias, weight, split, needs_grad):
-    """The value, and the gradients for left, right, temperature and bias (None if not needed)."""
-    value, times = torch.zeros_like(bias), weight * split.count / temperature
-    grad_left, grad_right = torch.zeros_like(left), torch.zeros_like(right)
-    grad_bias = torch.zeros_like(bias)
-    for at in _tiles(len(left), len(right), False, split):
-        i, j = at
-        logits = torch.addmm(bias, left[i] / temperature, right[j].T)
-        for diagonal in _diagonals(logits, at, (0,)):
-            diagonal.neg_()  # softplus(x) - x is softplus(-x), which keeps its digits
-        value += F.softplus(logits).sum()
-        if needs_grad:
-            grad = logits.sigmoid_()
-            for diagonal in _diagonals(grad, at, (0,)):
-                diagonal.neg_()
-            grad_bias += grad.sum()
-            grad.mul_(times)
-            grad_left[i].addmm_(grad, right[j])
-            grad_right[j].addmm_(grad.T, left[i])
-    value = weight * split.sum_(value)
-    if not needs_grad:
-        return value, None, None, None, None
-    grad_temperature = temperature_gradient(left, grad_left, temperature)
-    grad_bias *= weight * split.count
-    return value, grad_left, grad_right, grad_temperature, grad_bias
-
-
-def _tiles(rows: int, cols: int, upper_only: bool, split: Split = ALONE) -> Iterator[Tile]:
-    """This rank's tiles, of nearly equal size, of the score matrix or of its upper triangle.
-
-    A rank has its share of the rows. In a triangle that would not be its share of the tiles: there
-    the first and the last of 2 count bands of rows go together, the second and the last but one.
-    """
-    if not upper_only:
-        yield from product(_slices(split.own(rows)), _slices(slice(0, cols)))
-        return
-    bands = 2 * split.count
-    slices = _slices(slice(0, rows), 1 if split.count == 1 else bands)
-    for number, i in enumerate(slices):
-        if number % bands in (split.rank, bands - 1 - split.rank):
-            yield from ((i, j) for j in slices[number:])
-
-
-def _slices(span: slice, multiple: int = 1) -> list[slice]:
-    """The span in parts of nearly equal length, at most TILE; their number is such a multiple."""
-    length = span.stop - span.start
-    count = multiple * max(1, math.ceil(length / TILE / multiple))
-    ends = (span.start + length * k // count for k in range(count + 1))
-    return [slice(a, b) for a, b in pairwise(ends) if b > a]
-
-
-def _size(at: Tile) -> int:
-    return (at[0].stop - at[0].start) * (at[1].stop - at[1].start)
-
-
-def _diagonals(tile: Tensor, at: Tile, offsets: tuple[int, ...]) -> Iterator[Tensor]:
-    return (view for view, _ in diagonals(tile, at[0].start, at[1].start, offsets))
-
-
-def _without(terms: Tensor, at: Tile, exclude: tuple[int, ...], empty: float) -> Tensor:
-    for diagonal in _diagonals(terms, at, exclude):
-        diagonal.fill_(empty)
-    return terms

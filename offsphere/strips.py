@@ -44,7 +44,7 @@ def sweep_log_partitions(
     """
     symmetric, grad = right is None, any(needs_grad)
     right, needs_right = (left, grad) if symmetric else (right, needs_grad[1])
-    plain, mine = largest <= PLAIN_RANGE, split.own(len(left))
+    plain, mine = largest <= PLAIN_RANGE, split.mine(len(left))
     ours, our_own = left[mine], None if own is None else own[mine]
     n, excluded, paired = len(ours), *([k + mine.start for k in at] for at in (exclude, positive))
     body = bodies(left.device)
@@ -89,9 +89,13 @@ def sweep_log_partitions(
             differentiate(body.both_shares(scores, rows[i], cols, plain), i)
     # Ranks have parts of the rows' sums, and by now all the columns'.
     value = logs.sum() if split.count == 1 else logs[:n].sum()
+    if split.local:
+        value = value + logs[n:][split.mine(columns)].sum()
     if positive or our_own is not None:
         value = torch.sub(value, positives.sum(), alpha=2 if columns else 1)
-    if split.count > 1:
+    if split.local:
+        value = value * split.count
+    elif split.count > 1:
         value = split.sum_(value) + logs[n:].sum()
     # A row's positive, where it is a candidate, is not above the log-sum-exp: only rounding is.
     if own is not None or not set(positive) <= set(exclude):
@@ -117,7 +121,7 @@ def sweep_log_partitions(
 
 def sweep_softplus(left, right, temperature, bias, weight, split, needs_grad):
     """The value, and the gradients for left, right, temperature and bias (None if not needed)."""
-    mine = split.own(len(left))
+    mine = split.mine(len(left))
     ours, paired = left[mine], (mine.start,)
     strips = list(_strips(ours, right, buffers=2))
     buffer = left.new_empty(len(ours[strips[0]]) if strips else 0, len(right))

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from offsphere.precision import at_least_float32, outside_autocast, row_products, transformed
+from offsphere.precision import (
+    at_least_float32,
+    compiling,
+    outside_autocast,
+    row_products,
+    transformed,
+)
 from offsphere.split import ALONE, Split
 
 if TYPE_CHECKING:
@@ -61,7 +67,7 @@ def mean_square(
     u, v = at_least_float32(u), at_least_float32(v)
     if group is not None and group != len(u):
         return _mean_square_in_groups(u, v, shift, group, paired, split)
-    if transformed():
+    if transformed() or compiling():
         with outside_autocast(u):
             return _plain_mean_square(u, v, shift, paired)
     method = _FromProduct if max(len(u), len(v)) < 2 * u.shape[1] else _FromGrams
@@ -90,7 +96,7 @@ def spread_out(
     with torch.autocast(u.device.type, enabled=False):
         first = (u.sum(-2) * v.sum(-2)).sum(-1)
         # A rank's share of the rows, inside a group too.
-        ours, theirs = (x[..., split.own(x.shape[-2]), :] for x in (u, v))
+        ours, theirs = (x[..., split.mine(x.shape[-2]), :] for x in (u, v))
         if max(u.shape[-2], v.shape[-2]) < 2 * u.shape[-1]:
             second = split.summed((ours @ v.mT).square().sum((-2, -1)))
         else:
@@ -120,7 +126,7 @@ def _mean_square_in_groups(
     if group >= 2 * u.shape[-1]:
         values = [mean_square(a, b, shift, split=split) for a, b in zip(u, v, strict=True)]
         return torch.stack(values).mean()
-    count, mine = len(u) * group * (group - 1), split.own(len(u))
+    count, mine = len(u) * group * (group - 1), split.mine(len(u))
     with torch.autocast(u.device.type, enabled=False):
         squares = (u[mine] @ v[mine].mT + shift).square()
         negatives = squares.sum() - squares.diagonal(dim1=-2, dim2=-1).sum()
@@ -178,7 +184,7 @@ class _FromGrams(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, u, v, shift, paired, split):
-        ours, theirs = u[split.own(len(u))], v[split.own(len(v))]
+        ours, theirs = u[split.mine(len(u))], v[split.mine(len(v))]
         with torch.autocast(u.device.type, enabled=False):
             gram_u = split.sum_(ours.T @ ours)
             gram_v = gram_u if v is u else split.sum_(theirs.T @ theirs)
@@ -199,7 +205,7 @@ class _FromGrams(torch.autograd.Function):
             return _plain_gradients(ctx, grad_outputs[0])
         u, v, gram_u, gram_v, sum_u, sum_v, positives = ctx.saved_tensors
         scale = 2 * grad_outputs[0] * ctx.split.count / ctx.count
-        at_u, at_v = ctx.split.own(len(u)), ctx.split.own(len(v))
+        at_u, at_v = ctx.split.mine(len(u)), ctx.split.mine(len(v))
         with outside_autocast(u):
             grad_u = torch.addmm(scale * ctx.shift * sum_v, u[at_u], scale * gram_v)
             grad_v = torch.addmm(scale * ctx.shift * sum_u, v[at_v], scale * gram_u)
@@ -215,7 +221,7 @@ class _FromProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, u, v, shift, paired, split):
-        mine = split.own(len(u))
+        mine = split.mine(len(u))
         with torch.autocast(u.device.type, enabled=False):
             scores = (u[mine] @ v.T).add_(shift)
             if paired:
@@ -231,7 +237,7 @@ class _FromProduct(torch.autograd.Function):
         if torch.is_grad_enabled():
             return _plain_gradients(ctx, grad_outputs[0])
         u, v, scores = ctx.saved_tensors
-        mine = ctx.split.own(len(u))
+        mine = ctx.split.mine(len(u))
         scores = scores * (2 * grad_outputs[0] * ctx.split.count / ctx.count)
         with outside_autocast(u):
             return _among(scores @ v, mine, u), scores.T @ u[mine], None, None, None

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from offsphere.objective import Objective
 from offsphere.training.experiment import Method, Step
 from offsphere.training.ranks import Ranks, Rows, Tensors, take
 from offsphere.training.settings import TrainSettings
@@ -51,21 +52,25 @@ def split_step(
             constants.append(method.constants(inputs, step))
         del inputs
     ours = _joined(embedded)
-    all_rows, mine = ranks.gather(ours)
+    all_rows, sizes = ranks.gather(ours)
     fixed, _ = ranks.gather(_joined(constants))
     for x in all_rows.values():
         x.requires_grad_()
+    for module in method.modules():
+        if isinstance(module, Objective):
+            module.split = ranks
     with autocast(settings, ranks.device):
         losses = method.losses(all_rows | fixed)
     losses["loss"].backward()
-    # Every rank has the whole gradient of the objective's parameters: their sum must be that too.
+    # The mean over the ranks is the whole gradient: of the objective's parameters, which are summed
+    # with the towers' below, and of each row, which goes back to where it was embedded.
     for parameter in method.parameters():
         if parameter.grad is not None:
             parameter.grad /= ranks.count
     gradients = {
         name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in all_rows.items()
     }
-    gradients = {name: x[mine[name]] for name, x in gradients.items()}
+    gradients = {name: ranks.mean_of_own(x, sizes[name]) for name, x in gradients.items()}
     for part in parts:
         if again:
             with torch.enable_grad(), autocast(settings, ranks.device):

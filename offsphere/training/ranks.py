@@ -1,8 +1,8 @@
 """The processes that train one run together: who they are, and what they exchange.
 
-The loss is never split. Every rank embeds its own rows of the batch, all embeddings are gathered,
-and every rank computes the same loss of the whole batch, streamed: no rank holds a score matrix.
-So no loss, cell or variance term knows of ranks, and gradients are those of one process.
+Every rank embeds its own rows of the batch, all embeddings are gathered, and each rank computes
+its share of the loss of the whole batch (`offsphere.split`). The gradients of the gathered rows are
+parts whose mean over the ranks is the whole: a reduce-scatter brings each rank those of its rows.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from offsphere.run.command import Stopped
+from offsphere.split import Split
 from offsphere.training.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -96,15 +97,13 @@ def take(batch: Any, part: Rows, of: Rows) -> Any:
     return batch[slice(*cuts)]
 
 
-class Ranks:
+class Ranks(Split):
     """This process among those of its run; alone, it exchanges nothing."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
         alone = not dist.is_initialized()
-        self.rank, self.count = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
-        self.payload = 0
-        """Bytes that this rank has handed to exchanges so far."""
+        super().__init__(*((0, 1) if alone else (dist.get_rank(), dist.get_world_size())))
+        self.device = device
 
     @property
     def first(self) -> bool:
@@ -115,22 +114,32 @@ class Ranks:
         """This rank's rows of a batch."""
         return share(total, self.rank, self.count)
 
-    def gather(self, tensors: Tensors) -> tuple[Tensors, dict[str, slice]]:
-        """The rows of all ranks in rank order, without gradients, and which of them are ours."""
+    def gather(self, tensors: Tensors) -> tuple[Tensors, dict[str, tuple[int, ...]]]:
+        """The rows of all ranks in rank order, without gradients, and how many each rank has."""
         tensors = {name: x.detach() for name, x in tensors.items()}
         if self.count == 1 or not tensors:
-            return tensors, {name: slice(0, len(x)) for name, x in tensors.items()}
+            return tensors, {name: (len(x),) for name, x in tensors.items()}
         lengths = torch.tensor([len(x) for x in tensors.values()], device=self.device)
         table = torch.stack(self._all_gather(lengths)).tolist()
-        gathered, ours = {}, {}
+        gathered, counts = {}, {}
         for (name, x), sizes in zip(tensors.items(), zip(*table, strict=True), strict=True):
             padded = x.new_zeros(max(sizes), *x.shape[1:])
             padded[: len(x)] = x
             pieces = self._all_gather(padded)
             gathered[name] = torch.cat([p[:n] for p, n in zip(pieces, sizes, strict=True)])
-            before = sum(sizes[: self.rank])
-            ours[name] = slice(before, before + len(x))
-        return gathered, ours
+            counts[name] = sizes
+        return gathered, counts
+
+    def mean_of_own(self, gradient: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        """The mean over the ranks of the gradients of all rows: this rank's own rows of it."""
+        if self.count == 1:
+            return gradient
+        padded = gradient.new_zeros(self.count, max(sizes), *gradient.shape[1:])
+        for rank, piece in enumerate(gradient.split(sizes)):
+            padded[rank, : len(piece)] = piece
+        own = torch.empty_like(padded[0])
+        self.exchange(dist.reduce_scatter_tensor, own, padded.flatten(0, 1), payload=padded)
+        return own[: sizes[self.rank]] / self.count
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Every gradient becomes its sum over the ranks."""
@@ -138,7 +147,7 @@ class Ranks:
             return
         for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
             flat = torch.cat([grad.flatten() for grad in bucket])
-            self._exchange(dist.all_reduce, flat, payload=flat)
+            self.exchange(dist.all_reduce, flat, payload=flat)
             for grad, piece in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
                 grad.copy_(piece.view_as(grad))
 
@@ -147,7 +156,7 @@ class Ranks:
         if self.count == 1:
             return flag
         flags = torch.tensor(int(flag), device=self.device)
-        self._exchange(dist.all_reduce, flags, payload=flags)
+        self.exchange(dist.all_reduce, flags, payload=flags)
         return bool(flags)
 
     def on_first(self, action: Callable[[], T]) -> T:
@@ -165,7 +174,7 @@ class Ranks:
             answer[1] = True
             raise
         finally:
-            self._exchange(dist.broadcast_object_list, answer, src=0)
+            self.exchange(dist.broadcast_object_list, answer, src=0)
             if answer[1] and not self.first:
                 raise SystemExit(1)
         return answer[0]
@@ -175,23 +184,23 @@ class Ranks:
         if self.count == 1:
             return
         for x in module.state_dict().values():
-            self._exchange(dist.broadcast, x, src=0)
+            self.exchange(dist.broadcast, x, src=0)
 
     def _all_gather(self, x: Tensor) -> list[Tensor]:
         pieces = [torch.empty_like(x) for _ in range(self.count)]
-        self._exchange(dist.all_gather, pieces, x.contiguous(), payload=x)
+        self.exchange(dist.all_gather, pieces, x.contiguous(), payload=x)
         return pieces
 
-    def _exchange(
+    def exchange(
         self,
         collective: Callable[..., object],
         *inputs: Any,
         payload: Tensor | None = None,
         src: int | None = None,
     ) -> None:
-        self.payload += 0 if payload is None else payload.numel() * payload.element_size()
+        """As any exchange; if another rank has ended, the error says so."""
         try:
-            collective(*inputs) if src is None else collective(*inputs, src=src)
+            super().exchange(collective, *inputs, payload=payload, src=src)
         except RuntimeError as error:
             raise LostContact(
                 f"rank {self.rank} of {self.count} has lost contact with another rank, which has "

@@ -364,9 +364,27 @@ def rank_gradients(rank, world, port):
         )
         loss(*ddp(torch.cat([a, b])).chunk(2), *arguments(name)).backward()
         results[name] = tower.weight.grad.tolist()
+    results |= {"local": local_losses(rank, world)}
+    with pytest.raises(ValueError, match=r"as many rows on every rank, got 3, 4\."):
+        dropin.NTXentLoss(gather_distributed=True)(*(torch.randn(3 + rank, 4) for _ in range(2)))
     dist.destroy_process_group()
     if rank == 0:
         print(json.dumps(results))
+
+
+def local_losses(rank, world):
+    """Value and gradient of `local_loss`, ours and open_clip's."""
+    from open_clip.loss import ClipLoss
+
+    found = []
+    place = {"local_loss": True, "gather_with_grad": True, "rank": rank, "world_size": world}
+    # The cell that leaves unit rows alone: open_clip's loss does not normalise.
+    for loss in (dropin.ClipLoss(**place, cell="dot"), ClipLoss(**place)):
+        sides = [F.normalize(x.chunk(world)[rank]).requires_grad_() for x in pair()]
+        value = loss(*sides, torch.tensor(7.0, dtype=torch.float64))
+        value.backward()
+        found.append([value.item(), *(x.grad.tolist() for x in sides)])
+    return found
 
 
 def test_two_ranks_have_the_gradients_of_the_whole_batch(free_port):
@@ -382,6 +400,10 @@ def test_two_ranks_have_the_gradients_of_the_whole_batch(free_port):
     outputs = [process.communicate(timeout=120)[0] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0]
     got = json.loads(outputs[0])
+    mine, theirs = got.pop("local")
+    assert mine[0] == pytest.approx(theirs[0], rel=1e-12)
+    for x, y in zip(mine[1:], theirs[1:], strict=True):
+        torch.testing.assert_close(torch.tensor(x), torch.tensor(y), rtol=1e-6, atol=1e-9)
     for name in PEERS:
         torch.manual_seed(0)
         tower = torch.nn.Linear(8, 4).double()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offsphere import losses, streamed, strips
+from offsphere import losses, streamed, strips, tiles
 from offsphere.cells import CELLS, Cell
 
 EPS32 = torch.finfo(torch.float32).eps
@@ -39,8 +39,9 @@ def take_path(monkeypatch):
     def choose(tile, workspace, plain_range):
         monkeypatch.setattr(streamed, "TILED_DEVICES", () if tile is None else ("cpu",))
         monkeypatch.setattr(streamed, "DENSE_SCORES", 0 if tile else 2**40)
-        monkeypatch.setattr(streamed, "TILE", tile or 1)
-        for module in (streamed, strips):
+        monkeypatch.setattr(tiles, "TILE", tile or 1)
+        monkeypatch.setattr(streamed, "SLAB", workspace or 1)
+        for module in (tiles, strips):
             monkeypatch.setattr(module, "WORKSPACE", workspace)
             monkeypatch.setattr(module, "PLAIN_RANGE", plain_range)
 
@@ -235,7 +236,8 @@ def test_no_gradient_is_computed_unless_asked(take_path):
     left.requires_grad_()
     losses.info_nce(left, right, 0.1).backward()
     right.requires_grad_()
-    reference = losses._dense_info_nce(left.detach() / 0.1, frozen, 20)
+    scores, labels = left.detach() @ frozen.T / 0.1, torch.arange(20)
+    reference = (F.cross_entropy(scores, labels) + F.cross_entropy(scores.T, labels)) / 2
     with torch.no_grad():
         assert losses.info_nce(left, right, 0.1).item() == pytest.approx(
             reference.item(), rel=1e-12

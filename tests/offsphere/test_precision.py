@@ -5,7 +5,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 
-from offsphere import dropin, losses, streamed
+from offsphere import dropin, losses, streamed, tiles
 from offsphere.cells import Cell, calibration_ratio
 from offsphere.objective import Objective
 from offsphere.variance import negative_variance, spread_out
@@ -139,8 +139,9 @@ def test_scores_and_calibration_are_float32_under_autocast():
 def path(request, monkeypatch):
     """The dense definitions, and tiles of 3: every size has one behaviour."""
     monkeypatch.setattr(streamed, "DENSE_SCORES", 2**14 if request.param == "dense" else 0)
-    monkeypatch.setattr(streamed, "TILE", 3)
-    monkeypatch.setattr(streamed, "WORKSPACE", 20)
+    monkeypatch.setattr(tiles, "TILE", 3)
+    monkeypatch.setattr(tiles, "WORKSPACE", 20)
+    monkeypatch.setattr(streamed, "SLAB", 20)
 
 
 @pytest.mark.usefixtures("path")

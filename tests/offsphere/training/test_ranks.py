@@ -435,7 +435,9 @@ def test_what_belongs_to_no_row_is_shared_without_loss(total: int, count: int, s
 # Gradients
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "count", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (3, 4))]
+)
 def test_gradients_on_ranks_are_those_of_one_process(launched, count: int, tmp_path: Path):
     launched.start("gradients", count, str(tmp_path / "found"))
     assert launched.wait() == [0] * count, launched.said(0)
@@ -575,11 +577,12 @@ def test_a_run_goes_from_two_ranks_to_one_to_two_and_is_the_same(
         for name in ("train/loss", "train/variance", "train/exponent_left", "train/norm_left_mean"):
             assert mine[name] == pytest.approx(theirs[name], rel=1e-3), (name, mine["step"])
     assert other.metrics().keys() - one.metrics().keys() == {"train/ranks", "train/payload"}
-    # Two embeddings of 128 numbers per row and every gradient, in four bytes; 24 for the lengths,
-    # and whether to stop is told after the row is made.
+    # In four bytes: two embeddings of 128 numbers for each of a rank's 16 rows, their gradients for
+    # all 32, every weight's gradient, the loss with its positives and the variance term; in eight
+    # each, the two lengths. Whether to stop is told after the row is made.
     state = torch.load(other.checkpoint / "last.pt", weights_only=True)["optimizers"]
     weights = sum(s["exp_avg"].numel() for one in state for s in one["state"].values())
-    assert other.steps()[-1]["train/payload"] == 4 * (2 * 16 * 128 + weights) + 16
+    assert other.steps()[-1]["train/payload"] == 4 * (2 * 48 * 128 + weights + 3) + 16
 
 
 def test_a_killed_rank_ends_the_job_with_a_message_and_the_run_goes_on(launched, tmp_path: Path):
