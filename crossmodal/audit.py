@@ -70,7 +70,7 @@ def measure(config: Config, found: benchmark.Benchmarked) -> Report:
 def main(argv: Sequence[str] | None = None) -> None:
     """Flags in, a recommendation out."""
     with one_line_errors("offsphere audit", "Nothing was written."), speaking():
-        config = parse(Config, argv, description=__doc__)
+        config = parse(Config, argv, description=__doc__, name="offsphere audit")
         run(config)
 
 

@@ -93,7 +93,7 @@ def run(config: Config) -> Path:
 def main(argv: Sequence[str] | None = None) -> None:
     """Flags in, a folder out."""
     with one_line_errors("offsphere export", "Nothing was written."):
-        config = parse(Config, argv, description=__doc__)
+        config = parse(Config, argv, description=__doc__, name="offsphere export")
         out = run(config)
         print(f"{out}: {CONFIG}, {WEIGHTS}; open_clip.create_model('local-dir:{out}') loads it.")
 

@@ -479,6 +479,9 @@ def _build(
     import tyro
 
     given = _collect(config_class, items)
+    required = [f.name for f in fields(config_class) if _default(f) is MISSING]
+    if missing := [f"--{x.replace('_', '-')}" for x in required if x not in given]:
+        raise ValueError(f"the following arguments are required: {', '.join(missing)}")
     args = [word for name, (values, _) in given.items() for word in _flag_words(name, values)]
     said = io.StringIO()
     try:

@@ -153,3 +153,13 @@ def test_a_cell_that_cosine_would_misread_is_refused_unless_asked_for(runs, tmp_
     assert sorted(file.name for file in out.iterdir()) == [export.CONFIG, export.WEIGHTS]
     with pytest.raises(FileExistsError, match="is not empty"):
         export.run(export.Config(run=str(runs["dot"]), out=str(out), as_cosine=True))
+
+
+def test_what_is_missing_is_named(capsys):
+    with pytest.raises(SystemExit) as end:
+        export.main(["--out=x"])
+    said = capsys.readouterr().err
+    assert end.value.code == 2
+    assert said == (
+        "offsphere export: error: the following arguments are required: --run (see --help)\n"
+    )
