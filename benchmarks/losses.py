@@ -52,6 +52,7 @@ def ours() -> dict[str, Loss]:
 
     return {
         "info_nce": lambda a, b: losses.info_nce(a, b, TEMPERATURE),
+        "linear_ce": lambda a, b: losses.info_nce(a, b, TEMPERATURE),
         "nt_xent": views(losses.nt_xent),
         "dcl": views(losses.dcl),
         "variance": lambda a, b: negative_variance(a, b, 50_000),
@@ -59,7 +60,10 @@ def ours() -> dict[str, Loss]:
 
 
 def peer(name: str) -> Loss:
-    """open_clip and lightly as they come, and the variance term as its definition is written."""
+    """open_clip and lightly as they come, torch's own linear_cross_entropy in both directions, and
+    the variance term as its definition is written."""
+    if name == "linear_ce":
+        return both_ways
     if name == "info_nce":
         from open_clip.loss import ClipLoss
 
@@ -70,6 +74,11 @@ def peer(name: str) -> Loss:
     from lightly.loss import DCLLoss, NTXentLoss
 
     return {"nt_xent": NTXentLoss, "dcl": DCLLoss}[name](TEMPERATURE)
+
+
+def both_ways(a: Tensor, b: Tensor) -> Tensor:
+    linear, labels = torch.nn.functional.linear_cross_entropy, torch.arange(len(a))
+    return (linear(a / TEMPERATURE, b, labels) + linear(b / TEMPERATURE, a, labels)) / 2
 
 
 def masked_variance(a: Tensor, b: Tensor) -> Tensor:
@@ -98,9 +107,9 @@ def floor(name: str, n: int, d: int) -> Callable[[], None]:
                 torch.mm(x, gram)
 
         return of_grams
-    rows = n if name == "info_nce" else 2 * n
+    symmetric = name in ("nt_xent", "dcl")
+    rows = 2 * n if symmetric else n
     dense = rows * rows <= streamed.DENSE_SCORES
-    symmetric = name != "info_nce"
     blocks = list(tiles._tiles(rows, rows, symmetric and not dense))
     sizes = [tiles._size(at) for at in blocks]
     again = not dense and sum(sizes) > tiles.WORKSPACE

@@ -134,10 +134,10 @@ def counted(work: Callable[[], object]) -> int:
     return counter.get_total_flops()
 
 
-def loss_formula(lane: str, width: int = 128, queue: int = 2048) -> int:
-    """Flops of the loss of the whole batch, which every rank computes."""
+def loss_formula(lane: str, count: int, width: int = 128, queue: int = 2048) -> float:
+    """Flops of a rank's share of the loss."""
     products = {"train_simclr": 12 * BATCH, "train_moco": 4 * queue}.get(lane, 6 * BATCH)
-    return products * BATCH * width
+    return products * BATCH * width / count
 
 
 def kilobytes(name: str) -> int:
@@ -162,11 +162,18 @@ def measured(lane: str, count: int, microbatch: int | None) -> list[dict[str, in
     return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
-def payload_formula(weights: int, count: int, width: int = 128, sides: int = 2) -> int:
-    """Bytes: a rank's rows of both sides, every gradient, and a length per side."""
+def payload_formula(lane: str, weights: int, count: int, width: int = 128, sides: int = 2) -> int:
+    """Bytes: a rank's rows of both sides, the gradients of all rows (MoCo's keys have none) and of
+    the weights, a length per side, and what the loss and the variance term sum over the ranks."""
     if count == 1:
         return 0
-    return 4 * sides * -(-BATCH // count) * width + 4 * weights + 8 * sides
+    rows, trained = -(-BATCH // count), 1 if lane == "train_moco" else 2
+    # SimCLR's rows have one sum each, CLIP's columns too; then the value and its positives. The
+    # variance term is one number, or two Gram matrices if a queue is longer than twice the width.
+    loss = {"train_simclr": 2 * BATCH + 1, "train_clip": BATCH + 2}.get(lane, 2)
+    variance = 2 * width**2 if lane == "train_moco" else 1
+    numbers = sides * rows * width + trained * count * rows * width + weights + loss + variance
+    return 4 * numbers + 8 * sides
 
 
 def compare(lanes: list[str]) -> None:
@@ -179,11 +186,11 @@ def compare(lanes: list[str]) -> None:
         for count, microbatch in ((1, None), (2, None), (3, None), (1, 16), (2, 16)):
             found = measured(lane, count, microbatch)
             first, peak = found[0], max(x["peak"] for x in found) / 2**10
-            formula = payload_formula(first["weights"], count)
+            formula = payload_formula(lane, first["weights"], count)
             print(
                 f"{lane:16} {count:5} {microbatch or '-':>5} {first['weights']:10} "
                 f"{first['payload']:14} {formula:14} {peak:10.1f} {first['flops'] / 1e9:13.3f} "
-                f"{(first['formula'] + loss_formula(lane)) / 1e9:14.3f}",
+                f"{(first['formula'] + loss_formula(lane, count)) / 1e9:14.3f}",
                 flush=True,
             )
 

@@ -79,6 +79,18 @@ def test_flops_are_those_of_the_formula(accelerator):
         assert sum(k.flops for k in count.kernels) == products * rows**2 * 512
 
 
+@pytest.mark.parametrize("rows", [256, 4096, 16384])
+def test_modelled_times_and_memory_beside_open_clip(accelerator, rows):
+    """A model, not a measurement: see docs/scaling.md."""
+    found = accelerator.compare("info_nce", rows)
+    mine, compiled, peer = (found[who] for who in ("ours", "ours, compiled", "open_clip"))
+    for card in accelerator.CARDS.values():
+        assert compiled.seconds(card) <= 1.0 * peer.seconds(card)
+        assert mine.seconds(card) <= 1.3 * peer.seconds(card)
+    if rows >= 16384:
+        assert max(mine.peak, compiled.peak) <= peer.peak / 10
+
+
 def test_the_workspace_is_a_share_of_the_free_memory(monkeypatch):
     x = torch.zeros(2, 2)
     assert strips.workspace(x) == strips.WORKSPACE
