@@ -180,7 +180,7 @@ def _load_emoji(data: str, split: str, image_size: int) -> Arrays:
 
 def _load_torchvision(name: str, split: str, download: bool, root: Path | None) -> Arrays:
     """One of torchvision's labelled sets; its own training part is divided by a hash."""
-    root = root or _default_root()
+    root = root or (cache_directory() or Path()) / "data"
     parts = {"test": (False,), "all": (True, False)}.get(split, (True,))
     loaded = [_torchvision_part(name, train, download, root) for train in parts]
     pixels = torch.cat([part[0] for part in loaded])
@@ -189,11 +189,6 @@ def _load_torchvision(name: str, split: str, download: bool, root: Path | None) 
         keep = carve(map(str, range(len(labels))), split)
         pixels, labels = pixels[keep], labels[keep]
     return pixels, labels, loaded[0][2]
-
-
-def _default_root() -> Path:
-    folder = cache_directory()
-    return Path("data") if folder is None else folder / "data"
 
 
 def _torchvision_part(name: str, train: bool, download: bool, root: Path) -> Arrays:
@@ -207,7 +202,7 @@ def _torchvision_part(name: str, train: bool, download: bool, root: Path) -> Arr
     try:
         if name == "svhn":
             found = datasets.SVHN(root, split=part, download=download)
-            return torch.from_numpy(found.data), _label_tensor(found.labels), _digits()
+            return torch.from_numpy(found.data), _label_tensor(found.labels), tuple("0123456789")
         if name == "stl10":
             found = datasets.STL10(root, split=part, download=download)
             return torch.from_numpy(found.data), _label_tensor(found.labels), tuple(found.classes)
@@ -233,10 +228,6 @@ def _torchvision_part(name: str, train: bool, download: bool, root: Path) -> Arr
 
 def _label_tensor(labels: Sequence[int] | np.ndarray | Tensor | None) -> Int[Tensor, " n"]:
     return torch.as_tensor(np.asarray(labels), dtype=torch.int64)
-
-
-def _digits() -> tuple[str, ...]:
-    return tuple(str(digit) for digit in range(10))
 
 
 def list_folder(folder: str, split: str, bad: BadSamples) -> Samples:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,20 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from offsphere.data.views import Views
-
-
-class ViewMaker(Protocol):
-    """Anything that turns a batch of images into one random, normalised view of each."""
-
-    @property
-    def image_size(self) -> int: ...
-    @property
-    def mean(self) -> tuple[float, float, float]: ...
-    @property
-    def std(self) -> tuple[float, float, float]: ...
-    def __call__(
-        self, images: UInt8[Tensor, "b 3 h w"], generator: torch.Generator
-    ) -> Float[Tensor, "b 3 s s"]: ...
 
 
 @dataclass(frozen=True)
@@ -102,7 +88,7 @@ def _global_streams(seed: int) -> Iterator[None]:
 
 def gallery(
     images: UInt8[Tensor, "b 3 h w"],
-    views: ViewMaker,
+    views: Views | LightlyViews,
     path: Path,
     generator: torch.Generator,
     *,

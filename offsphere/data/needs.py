@@ -34,13 +34,13 @@ def lacking(configs: Iterable[DataclassInstance]) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def refuse_commands(configs: Iterable[DataclassInstance], *, allowed: bool, flag: str) -> None:
+def refuse_commands(configs: Iterable[DataclassInstance], *, allowed: bool) -> None:
     """Say which commands the data of runs are; without the user's leave that is an error."""
     commands = list(dict.fromkeys(c for config in configs for c in _commands(config)))
     if commands and not allowed:
         raise ValueError(
             f"These data are commands, which would run on this machine: {'; '.join(commands)}. "
-            f"Give {flag} if you wrote them yourself or trust who did."
+            "Give --allow-pipe if you wrote them yourself or trust who did."
         )
     for command in commands:
         print(f"This will run the command: {command}")

@@ -18,6 +18,7 @@ from offsphere.data.emoji import on_white
 from offsphere.data.splits import SPLITS
 from offsphere.names import unknown
 from offsphere.run.progress import track
+from offsphere.run.workers import cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -302,18 +303,11 @@ def _decoded(listing: Listing, size: int) -> torch.utils.data.DataLoader[Decoded
     return torch.utils.data.DataLoader(
         _Attempts(listing, size),
         batch_size=max(1, min(512, DECODE_PIXELS // size**2)),
-        num_workers=0 if alone else min(_cores(), 8),
+        num_workers=0 if alone else min(cores(), 8),
         collate_fn=as_it_is,
         # Its own generator: a DataLoader otherwise draws from the global stream.
         generator=torch.Generator(),
     )
-
-
-def _cores() -> int:
-    """Processor cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def as_it_is(batch: T) -> T:

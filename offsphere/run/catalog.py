@@ -89,11 +89,11 @@ KNOWN = {
 }
 
 
-def _committed(known: Known) -> str:
-    return f"{known.kind}:{COMMITTED_ROOT}/{known.place}"
-
-
-COMMITTED = {name: _committed(known) for name, known in KNOWN.items() if known.is_committed}
+COMMITTED = {
+    name: f"{known.kind}:{COMMITTED_ROOT}/{known.place}"
+    for name, known in KNOWN.items()
+    if known.is_committed
+}
 ALIASES = {text: name for name, text in COMMITTED.items()}
 
 

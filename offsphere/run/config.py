@@ -26,7 +26,7 @@ import yaml
 from offsphere.names import unknown
 from offsphere.run.addresses import keep_secret, public
 from offsphere.run.catalog import identity, named
-from offsphere.run.help import help_text
+from offsphere.run.help import default_of, help_text
 from offsphere.run.safe_yaml import compose
 
 if TYPE_CHECKING:
@@ -145,14 +145,16 @@ def from_dict(config_class: type[ConfigT], mapping: Mapping[str, Any]) -> Config
         text = yaml.safe_dump(dict(mapping))
     except yaml.YAMLError as error:
         raise ValueError(f"Settings must be plain values, lists or null: {error}") from None
-    items = list(_yaml_items(text, ""))
-    _refuse_permissions(config_class, items)
-    return _build(config_class, items)
+    return _from_yaml(config_class, text, "")
 
 
 def load_yaml(config_class: type[ConfigT], path: str | Path) -> ConfigT:
     """The settings of one YAML file, such as a run's config.yaml."""
-    items = list(_yaml_items(_read(path), path))
+    return _from_yaml(config_class, _read(path), path)
+
+
+def _from_yaml(config_class: type[ConfigT], text: str, source: str | Path) -> ConfigT:
+    items = list(_yaml_items(text, source))
     _refuse_permissions(config_class, items)
     return _build(config_class, items)
 
@@ -188,7 +190,7 @@ def settings(config: DataclassInstance) -> dict[str, Any]:
         field.name
         for field in fields(config)
         if field.metadata.get("where")
-        or (field.metadata.get("added") and getattr(config, field.name) == _default(field))
+        or (field.metadata.get("added") and getattr(config, field.name) == default_of(field))
     }
     kept = {k: v for k, v in to_dict(config).items() if k not in left_out}
     return {k: _each(identity, v) if k in data else _canonical(v) for k, v in kept.items()}
@@ -230,7 +232,7 @@ def differing(config: DataclassInstance) -> dict[str, Any]:
     try:
         usual = to_dict(type(config)())
     except (TypeError, ValueError):  # some settings have no default
-        usual = {field.name: _default(field) for field in fields(config)}
+        usual = {field.name: default_of(field) for field in fields(config)}
     usual = {name: _canonical(value) for name, value in usual.items()}
     given = settings(config)
     names = sorted(given, key=lambda name: name != "data")
@@ -240,12 +242,7 @@ def differing(config: DataclassInstance) -> dict[str, Any]:
 def told(config: DataclassInstance) -> list[str]:
     """The flags that make this run another one than the script's default, without keys."""
     given = ((name.replace("_", "-"), value) for name, value in differing(config).items())
-    return [_public(word) for name, value in given for word in _flag_words(name, value)]
-
-
-def _public(text: str) -> str:
-    """A text whose addresses have lost what may be a key: the user's part and the query."""
-    return re.sub(r"(?<=://)[^/@\s]*@|(?<=\S)[?#]\S*", "", text) if "://" in text else text
+    return [word for name, value in given for word in _flag_words(name, value)]
 
 
 def _name_word(name: str, value: Any) -> str:
@@ -273,18 +270,14 @@ def _last_part(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.+-]+", "_", words).strip("_")
 
 
-def command(script: str, config: DataclassInstance, *, leave_out_defaults: bool = True) -> str:
-    """The shell command that gives these settings again."""
+def command(script: str, config: DataclassInstance) -> str:
+    """The shell command that gives these settings again; defaults are left out."""
     words = ["python", script]
     for field in fields(config):
         value = getattr(config, field.name)
-        if not leave_out_defaults or value != _default(field):
+        if value != default_of(field):
             words += _flag_words(field.name.replace("_", "-"), _plain(field.name, value))
     return shlex.join(words)
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _flag_words(flag: str, value: Any) -> list[str]:
@@ -347,7 +340,7 @@ def _flagged(
     if len(own) > 1 and tuple not in _leaves(hints[name]):
         raise ValueError(f"Unexpected {own[1]!r}: settings are flags such as --name=value.")
     given = own or any(word.partition("=")[0] == f"--{name}" for word in rest)
-    if not given and any(f.name == name and _default(f) is MISSING for f in fields(config_class)):
+    if not given and any(f.name == name and default_of(f) is MISSING for f in fields(config_class)):
         raise ValueError(f"the following arguments are required: {called}")
     return [*rest, *([f"--{name}", *own] if own else [])]
 
@@ -393,16 +386,13 @@ def _refuse_permissions(config_class: type[DataclassInstance], items: Iterable[I
     """Refuse a file or table that gives what only a flag may give; saying no is fine."""
     asked = {field.name for field in fields(config_class) if field.metadata.get("keyboard")}
     for name, values, origin in items:
-        if name.removeprefix("--").replace("-", "_") in asked and not _says_no(values):
+        no = len(values) == 1 and BOOLEANS.get(str(values[0]).lower(), True) is False
+        if name.removeprefix("--").replace("-", "_") in asked and not no:
             flag = name.removeprefix("--").replace("_", "-")
             raise ValueError(
                 f"{origin}{name} may not stand in a file or table: it is a permission, which only "
                 f"the flag --{flag} gives. Take it out, and give the flag if you trust the data."
             )
-
-
-def _says_no(values: Sequence[str | None]) -> bool:
-    return len(values) == 1 and BOOLEANS.get(str(values[0]).lower(), True) is False
 
 
 def _collect(config_class: type[DataclassInstance], items: Iterable[Item]) -> Given:
@@ -479,7 +469,7 @@ def _build(
     import tyro
 
     given = _collect(config_class, items)
-    required = [f.name for f in fields(config_class) if _default(f) is MISSING]
+    required = [f.name for f in fields(config_class) if default_of(f) is MISSING]
     if missing := [f"--{x.replace('_', '-')}" for x in required if x not in given]:
         raise ValueError(f"the following arguments are required: {', '.join(missing)}")
     args = [word for name, (values, _) in given.items() for word in _flag_words(name, values)]

@@ -68,12 +68,12 @@ def _entry(config_class: type, name: str) -> str:
     """One flag: its name and value, what it is for, and its default."""
     field = next(f for f in dataclasses.fields(config_class) if f.name == name)
     hint = get_type_hints(config_class)[name]
-    flag, default = name.replace("_", "-"), _default(field)
-    head = f"  --{flag}" + ("" if _is_switch(hint) else f"={_value(hint)}")
-    if _is_switch(hint) and default:
+    flag, default = name.replace("_", "-"), default_of(field)
+    head = f"  --{flag}" + ("" if hint is bool else f"={_value(hint)}")
+    if hint is bool and default is True:
         head = f"  --no-{flag}"
     said = documented(config_class).get(name, "")
-    if default not in (None, "", ()) and not _is_switch(hint):
+    if default not in (None, "", (), dataclasses.MISSING) and hint is not bool:
         said = f"{said} (default: {_spelt(default)})".strip()
     width = max(60, min(100, shutil.get_terminal_size().columns))
     lines = textwrap.wrap(said, width - INDENT) or [""]
@@ -84,20 +84,16 @@ def _entry(config_class: type, name: str) -> str:
     return "\n".join([first, *(" " * INDENT + line for line in lines)]).rstrip()
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return None if field.default is dataclasses.MISSING else field.default
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """A field's default, MISSING if it has none."""
+    make = field.default_factory
+    return field.default if make is dataclasses.MISSING else make()
 
 
 def _spelt(value: Any) -> str:
     if isinstance(value, tuple | list):
         return " ".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _is_switch(hint: Any) -> bool:
-    return hint is bool
 
 
 def _value(hint: Any) -> str:

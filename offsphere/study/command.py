@@ -17,9 +17,10 @@ from offsphere.run.config import parse
 from offsphere.run.files import Lock
 from offsphere.run.record import RunFolder, write_json
 from offsphere.run.scripts import Scripts
+from offsphere.run.workers import cores
 from offsphere.study.display import Display
 from offsphere.study.execution import Engine, execute
-from offsphere.study.forecast import StudySettings, Tally, cores, dry_run, here, plan_of, tally_of
+from offsphere.study.forecast import StudySettings, Tally, dry_run, here, plan_of, tally_of
 from offsphere.study.made import metrics_of, rows_only, take_over
 from offsphere.study.plan import (
     Run,
@@ -125,12 +126,11 @@ def _run_study(
 
 def _refuse_unready(study: Study, scripts: Scripts, args: StudySettings) -> None:
     """Before anything is written: are the data of what is to be done there, and harmless?"""
-    plan = plan_of(study, scripts, args)
-    refuse_commands(
-        [run.config for run in plan.to_do], allowed=args.allow_pipe, flag="--allow-pipe"
-    )
-    refuse_missing(run.config for run in plan.to_do)
-    _refuse_changed(plan.tally.finished)
+    tally = plan_of(study, scripts, args).tally
+    configs = [run.config for run in tally.to_do]
+    refuse_commands(configs, allowed=args.allow_pipe)
+    refuse_missing(configs)
+    _refuse_changed(tally.finished)
 
 
 def _refuse_changed(finished: list[Run]) -> None:

@@ -5,7 +5,6 @@ Imports no torch.
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from offsphere.data.needs import lacking
 from offsphere.run.catalog import identity
 from offsphere.run.config import check_positive, command, keyboard, settings
 from offsphere.run.scripts import Scripts
+from offsphere.run.workers import cores
 from offsphere.study.display import duration
 from offsphere.study.made import finished_below, made_elsewhere, state_of
 from offsphere.study.plan import Run, Settings, Study, equipped, main_runs, pilot_runs
@@ -75,11 +75,6 @@ def here(runs: list[Run], args: StudySettings) -> list[Run]:
     return equipped(runs, data_root=args.data_root, allow_pipe=args.allow_pipe)
 
 
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class Plan(NamedTuple):
     """Every run of a study as far as it can be told before its pilots have run."""
 
@@ -90,10 +85,6 @@ class Plan(NamedTuple):
     undecided: int
     """Points that still stand for what pilots will choose."""
     tally: Tally
-
-    @property
-    def to_do(self) -> list[Run]:
-        return self.tally.to_do
 
 
 def plan_of(study: Study, scripts: Scripts, args: StudySettings) -> Plan:

@@ -57,6 +57,8 @@ RESERVED = {
     "allow_pipe": "only the flag --allow-pipe permits commands",
 }
 Settings = dict[str, Any]
+Asked = tuple[int, str, Settings, dict[str, str]]
+"""A run that is asked for: seed, script, settings and labels."""
 
 
 @dataclass(frozen=True)
@@ -161,12 +163,9 @@ def main_runs(
 def equipped(runs: Iterable[Run], *, data_root: str | None, allow_pipe: bool) -> list[Run]:
     """The runs with what the command line says about this machine; their names stay."""
     said = {"data_root": data_root, "allow_pipe": allow_pipe}
-    return [replace(run, config=_with(run.config, said)) for run in runs]
-
-
-def _with(config: Any, said: Settings) -> Any:
-    known = {field.name for field in fields(config)}
-    return replace(config, **{name: value for name, value in said.items() if name in known})
+    return [
+        replace(run, config=replace(run.config, **_known(type(run.config), said))) for run in runs
+    ]
 
 
 def pilot_runs(study: Study, scripts: Scripts, out: str) -> list[Run]:
@@ -191,18 +190,12 @@ def pilot_run(
     study: Study, scripts: Scripts, out: str, point: Point, settings: Settings, seed: int
 ) -> Run:
     """One pilot run of a point."""
-    return _run(seed, point.script, settings, point.labels, scripts, out, f"{study.name}/tuning")
+    asked = (seed, point.script, settings, point.labels)
+    return _run(asked, scripts, out, f"{study.name}/tuning")
 
 
-def _run(
-    seed: int,
-    name: str,
-    settings: Settings,
-    labels: dict[str, str],
-    scripts: Scripts,
-    out: str,
-    study: str,
-) -> Run:
+def _run(asked: Asked, scripts: Scripts, out: str, study: str) -> Run:
+    seed, name, settings, labels = asked
     script = scripts[name]()
     config = _config(script.config_class, json.dumps(settings, default=str))
     return Run(name, script, replace(config, seed=seed, study=study, out=out), (labels,))
@@ -214,31 +207,29 @@ def _config(config_class: type, settings: str) -> Any:
 
     Kept, because flags are slow to read and only seeds differ between most runs.
     """
-    known = {field.name for field in fields(config_class)}
-    own = {"threads": 1, "progress": False}
-    ours = {name: value for name, value in own.items() if name in known}
+    ours = _known(config_class, {"threads": 1, "progress": False})
     return from_dict(config_class, ours | json.loads(settings))
+
+
+def _known(config_class: type, given: Settings) -> Settings:
+    """What a script knows of these settings."""
+    return {f.name: given[f.name] for f in fields(config_class) if f.name in given}
 
 
 def _seed_rank(study: Study, seed: int) -> int:
     return next(part.seeds.index(seed) for part in study.parts if seed in part.seeds)
 
 
-def _merge(
-    found: Sequence[tuple[int, str, Settings, dict[str, str]]],
-    scripts: Scripts,
-    out: str,
-    study: str,
-) -> list[Run]:
+def _merge(found: Sequence[Asked], scripts: Scripts, out: str, study: str) -> list[Run]:
     """One run per settings, with the labels of all that asked for it."""
     runs: dict[Path, Run] = {}
-    for seed, name, settings, labels in found:
-        run = _run(seed, name, settings, labels, scripts, out, study)
+    for asked in found:
+        run = _run(asked, scripts, out, study)
         same = runs.get(run.path, run)
         if same.name != run.name:
-            raise ValueError(f"{name} and {same.name} give the same run folder {run.path}.")
-        known = same.labels if labels in same.labels else (*same.labels, labels)
-        runs[run.path] = replace(same, labels=known)
+            raise ValueError(f"{run.name} and {same.name} give the same run folder {run.path}.")
+        labels = [one for one in run.labels if one not in same.labels]
+        runs[run.path] = replace(same, labels=(*same.labels, *labels))
     return list(runs.values())
 
 

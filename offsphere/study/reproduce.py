@@ -76,7 +76,7 @@ def main(argv: Sequence[str], scripts: Scripts) -> None:
         for run in runs:
             print(command(run.script.path, run.config))
         configs = [run.config for run in runs if RunFolder(run.path).state != "finished"]
-        refuse_commands(configs, allowed=args.allow_pipe, flag="--allow-pipe")
+        refuse_commands(configs, allowed=args.allow_pipe)
         refuse_missing(configs)
         differ = _made_again(runs, rows, args.workers)
     except (ValueError, OSError) as error:

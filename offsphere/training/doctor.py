@@ -147,7 +147,7 @@ def shares(batches: Any, settings: TrainSettings) -> Finding:
                 missing += abs(len(x) - len(joined))
                 missing += int(len(x) == len(joined) and not torch.equal(x, joined))
     verdict = "FAULT" if missing else "ok"
-    measured = f"{missing} rows missing, repeated or changed on {_names(RANKS)} ranks"
+    measured = f"{missing} rows missing, repeated or changed on {RANKS[0]} and {RANKS[1]} ranks"
     return Finding("rows of all ranks", measured, verdict, _report(missing))
 
 
@@ -426,10 +426,6 @@ def _tensors(batch: Any) -> dict[str, Tensor]:
     if isinstance(batch, dict):
         return batch
     return batch._asdict() if isinstance(batch, tuple) else {"batch": batch}  # pyright: ignore
-
-
-def _names(numbers: Iterable[int]) -> str:
-    return " and ".join(map(str, numbers))
 
 
 def _report(wrong: float) -> str:

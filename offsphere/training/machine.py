@@ -5,11 +5,11 @@ Imports no torch: on a faulty machine that may fail.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, files, requires, version
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -31,8 +31,8 @@ class Finding(NamedTuple):
 def environment(settings: TrainSettings) -> Iterator[Finding]:
     """Versions that do not go together, memory, disk and threads."""
     yield builds({name: _build(name) for name in ("torch", "torchvision")})
-    yield pinned(importlib.metadata.requires("torchvision") or (), _version("torch"))
-    yield versions(importlib.metadata.requires("offsphere") or (), _version)
+    yield pinned(requires("torchvision") or (), version("torch"))
+    yield versions(requires("offsphere") or (), version)
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else SHARED_MEMORY
     yield shared_memory(free, settings.workers)
     out = next(p for p in (Path(settings.out).absolute(), *Path(settings.out).absolute().parents)
@@ -75,14 +75,14 @@ def versions(requirements: Iterable[str], installed: Callable[[str], str]) -> Fi
     wrong = []
     for requirement in wanted:
         try:
-            version = installed(requirement.name)
-        except importlib.metadata.PackageNotFoundError:
-            version = None
-        if version is None or not requirement.specifier.contains(version, prereleases=True):
-            wrong.append((requirement, version))
+            found = installed(requirement.name)
+        except PackageNotFoundError:
+            found = None
+        if found is None or not requirement.specifier.contains(found, prereleases=True):
+            wrong.append((requirement, found))
     if not wrong:
         return Finding("versions", f"{len(wanted)} packages as asked for", "ok")
-    measured = ", ".join(f"{x.name} {version or 'is missing'}" for x, version in wrong)
+    measured = ", ".join(f"{x.name} {found or 'is missing'}" for x, found in wrong)
     words = " ".join(f"'{requirement}'" for requirement, _ in wrong)
     return Finding("versions", measured, "warning", f"pip install {words}")
 
@@ -114,20 +114,15 @@ def threads(each: int, ranks: int, cpus: int) -> Finding:
     return Finding("threads", measured, "warning", remedy)
 
 
-def _version(package: str) -> str:
-    return importlib.metadata.version(package)
-
-
 def _build(package: str) -> str:
     """The version with the tag of its build: a wheel's metadata often lacks it, its code does not.
 
     The file is read, not imported: a mix of builds fails when it is imported."""
-    files = importlib.metadata.files(package) or ()
-    for file in files:
+    for file in files(package) or ():
         if file.as_posix() == f"{package}/version.py":
             found = re.search(r"__version__ = ['\"]([^'\"]+)", file.read_text())
-            return found[1] if found else _version(package)
-    return _version(package)
+            return found[1] if found else version(package)
+    return version(package)
 
 
 def _kind(version: str) -> str:

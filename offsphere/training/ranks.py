@@ -295,8 +295,11 @@ def _started_outside() -> bool:
 
 def _meet(fabric: Fabric) -> None:
     """Start the ranks that are to be started and wait for all; from then on they are patient."""
+    logger = logging.getLogger("lightning_fabric")
+    before = logger.level
+    logger.setLevel(logging.WARNING)  # without the lines that every rank would print about itself
     try:
-        _quietly(fabric.launch)
+        fabric.launch()
     except RuntimeError as error:
         place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
         raise NotMet(
@@ -304,19 +307,10 @@ def _meet(fabric: Fabric) -> None:
             f"({_reason(error)}). A rank has ended at its start, or was not started: see what it "
             "said. If the address is in use, set another MASTER_PORT."
         ) from None
-    dist.set_timeout(PATIENCE)
-    dist.distributed_c10d._get_default_store().set_timeout(PATIENCE)
-
-
-def _quietly(launch: Callable[[], object]) -> None:
-    """Without the lines that every rank would print about itself."""
-    logger = logging.getLogger("lightning_fabric")
-    before = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        launch()
     finally:
         logger.setLevel(before)
+    dist.set_timeout(PATIENCE)
+    dist.distributed_c10d._get_default_store().set_timeout(PATIENCE)
 
 
 def _reason(error: RuntimeError) -> str:

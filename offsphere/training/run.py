@@ -225,7 +225,7 @@ def fixed_exponents(cell: Cell) -> tuple[float, float]:
     return left, right
 
 
-def save_tensors(path: Path, tensors: Tensors, metadata: dict[str, str] | None = None) -> None:
+def save_tensors(path: Path, tensors: Tensors) -> None:
     """Write named tensors as one safetensors file, whole or not at all."""
-    content = to_bytes({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata)
+    content = to_bytes({name: tensor.contiguous() for name, tensor in tensors.items()})
     atomic_write(path, lambda file: file.write(content))

@@ -219,8 +219,6 @@ CONFIGS = st.builds(
 def test_every_way_out_leads_back_in(config):
     assert from_dict(Config, config_module.to_dict(config)) == config
     assert parse(Config, shlex.split(command("train.py", config))[2:]) == config
-    full = command("train.py", config, leave_out_defaults=False)
-    assert parse(Config, shlex.split(full)[2:]) == config
 
 
 @hypothesis.settings(max_examples=30)

@@ -205,7 +205,7 @@ def test_the_build_is_read_from_the_package_where_the_metadata_is_silent():
 
     assert machine._build("torch") == torch.__version__
     assert machine._build("torchvision") == torchvision.__version__
-    assert machine._build("numpy") == machine._version("numpy")
+    assert machine._build("numpy") == machine.version("numpy")
 
 
 def test_no_name_is_cut_off(capsys):
