@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +17,8 @@ from crossmodal.evaluate import encode_pictures, encode_texts
 from crossmodal.experiment import build_towers
 from crossmodal.settings import MODELS, ClipSettings
 from crossmodal.train_clip import Config
-from offsphere.encoders.clip import ClipTowers, registered_name
-from offsphere.encoders.weights import fingerprint, ignore_pickle_warnings, why
+from offsphere.encoders.clip import ClipTowers, quiet_open_clip, registered_name
+from offsphere.encoders.weights import fingerprint, why
 from offsphere.evaluation.retrieval import Exponents
 from offsphere.names import unknown
 from offsphere.run.progress import track
@@ -135,7 +133,7 @@ def from_open_clip(name: str, pretrained: str | None, device: torch.device) -> S
     else:
         name = registered_name(name, MODELS)
         pretrained = _checked_pretrained(name, pretrained)
-    with _explained(name, pretrained), _quiet():
+    with _explained(name, pretrained), quiet_open_clip():
         model: Any
         preprocess: Any
         model, _, preprocess = open_clip.create_model_and_transforms(
@@ -144,6 +142,7 @@ def from_open_clip(name: str, pretrained: str | None, device: torch.device) -> S
         tokenize = open_clip.get_tokenizer(name)
     model.eval()
     config: dict[str, Any] = open_clip.get_model_preprocess_cfg(model)
+    size = config["size"]
     facts = [name, open_clip.get_model_config(name), config, open_clip.__version__]
     return Subject(
         name=name,
@@ -151,7 +150,7 @@ def from_open_clip(name: str, pretrained: str | None, device: torch.device) -> S
         trained_with="cosine",
         exponents=(1.0, 1.0),
         fingerprint=fingerprint(model, facts),
-        image_size=min(_pair(config["size"])),
+        image_size=size if isinstance(size, int) else min(size),
         device=device,
         preprocess=preprocess,
         image_tower=functools.partial(model.encode_image, normalize=False),
@@ -264,20 +263,3 @@ def missing_weights(name: str, pretrained: str | None, reason: str) -> str:
         f"The weights of {what} are not on this machine and could not be fetched "
         f"({reason.rstrip('.')}). Either {', or '.join(ways)}."
     )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the retries and errors that are logged before the same is raised."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            ignore_pickle_warnings()
-            yield
-    finally:
-        logging.disable(before)
-
-
-def _pair(size: int | Sequence[int]) -> Sequence[int]:
-    return (size, size) if isinstance(size, int) else size

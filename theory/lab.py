@@ -69,6 +69,14 @@ def main(
         _show(metrics, run_path(config, script=name, out=config.out, study=config.study))
 
 
+def drawing(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, Any]:
+    """A figure of this size in inches and its axes: one, or an array of them."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns)
+
+
 def _save(figure: Figure, name: str, folder: RunFolder) -> None:
     """Write PNG and SVG; the same figure gives the same bytes."""
     import matplotlib

@@ -45,7 +45,7 @@ from theory.factorizations import (
     train_denoising,
     train_on_cosine,
 )
-from theory.lab import LabSettings, main, run_lab
+from theory.lab import LabSettings, drawing, main, run_lab
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -352,11 +352,9 @@ def _cosine_gap(one: Factors, other: Factors) -> float:
 def _heat_maps(maps: dict[str, Float[ndarray, "p p"]], rows: int) -> Figure:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
-    from matplotlib.figure import Figure
 
     columns = len(maps) // rows
-    figure = Figure(figsize=(2.4 * columns + 0.8, 2.6 * rows), layout="constrained")
-    grid = figure.subplots(rows, columns)
+    figure, grid = drawing(2.4 * columns + 0.8, 2.6 * rows, rows, columns)
     colours = ScalarMappable(Normalize(-1, 1), "RdBu_r")
     for axes, (name, values) in zip(grid.flat, maps.items(), strict=True):
         axes.imshow(values, norm=colours.norm, cmap=colours.cmap)
@@ -368,10 +366,7 @@ def _heat_maps(maps: dict[str, Float[ndarray, "p p"]], rows: int) -> Figure:
 
 
 def _draw_ambiguity(tests: dict[str, Ambiguity], neighbours: int) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.5, 4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = drawing(5.5, 4)
     for name, test in tests.items():
         axes.plot(COLUMN_SPREADS, test.pair_overlap, "o-", label=f"{name}: left to right")
         axes.plot(COLUMN_SPREADS, test.right_overlap, "s--", label=f"{name}: right to right")

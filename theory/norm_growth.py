@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.random import default_rng
 
-from theory.lab import LabSettings, main, run_lab
+from theory.lab import LabSettings, drawing, main, run_lab
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -390,10 +390,7 @@ def _draw_steps(
     angles: list[float],
     steps: list[int],
 ) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    norms, starts = figure.subplots(1, 2)
+    figure, (norms, starts) = drawing(10, 4, 1, 2)
     for power, counts in by_power.items():
         label = "plain" if power == 0 else f"gradient times norm^{power:g}"
         norms.loglog(config.radii, counts, "o-", label=label)
@@ -415,10 +412,7 @@ def _draw_norms(
     settled: float,
     classes: Float[ndarray, "runs times classes"],
 ) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    decay, by_class = figure.subplots(1, 2)
+    figure, (decay, by_class) = drawing(10, 4, 1, 2)
     decay.plot(tracks / settled)
     decay.axhline(1, color="k", linestyle=":")
     _label(decay, "step", "norm under weight decay / settled norm")

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from offsphere.run.scripts import Role, Task
-from theory.lab import main, run_lab
+from theory.lab import drawing, main, run_lab
 from theory.planted_settings import VERDICT_CELL, Config
 
 if TYPE_CHECKING:
@@ -204,10 +204,8 @@ def _contrast(scored: dict[str, HeldOut]) -> Metrics:
 
 def _draw_cells(config: Config, scored: dict[str, HeldOut], metrics: Metrics) -> Figure:
     import numpy as np
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = drawing(10, 4)
     places = np.arange(len(scored))
     ways = {
         "own": "its own cell",
@@ -234,10 +232,7 @@ def _half_interval(values: Sequence[float]) -> float:
 
 
 def _draw_counter(counts: np.ndarray, norms: dict[str, np.ndarray]) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = drawing(6, 4)
     for cell, values in norms.items():
         axes.plot(counts, values, "o", ms=4, alpha=0.6, label=cell)
     axes.set_xscale("log")

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from theory.lab import LabSettings, main, run_lab
+from theory.lab import LabSettings, drawing, main, run_lab
 
 if TYPE_CHECKING:
     import torch
@@ -265,7 +265,7 @@ def monotone_gradients(cases: int, generator: torch.Generator) -> Metrics:
 
 def alignment_and_uniformity(generator: torch.Generator) -> Metrics:
     """The similarities' relation to Wang and Isola's two measures, on 512 random pairs."""
-    from offsphere.evaluation.geometry import alignment, cross_uniformity
+    from offsphere.evaluation.geometry import alignment
     from theory import simplex_theorems as theorems
 
     u, v = theorems.random_sides(512, 64, generator)
@@ -273,7 +273,7 @@ def alignment_and_uniformity(generator: torch.Generator) -> Metrics:
     identity = alignment(u, v).item() - (2 - 2 * theorems.positives(u, v).mean().item())
     return {
         "uniformity/alignment_error": abs(identity),
-        "uniformity/exact": cross_uniformity(u, v, t=1.0).item(),
+        "uniformity/exact": theorems.cross_uniformity(u, v),
         "uniformity/from_moments": 2 * (mean + variance - 1),
     }
 
@@ -286,10 +286,7 @@ def _integer(low: int, high: int, generator: torch.Generator) -> int:
 
 
 def _draw_landing(landed: dict[str, tuple[list[float], list[float]]], n: int) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = drawing(7, 4)
     for place, (positive, negative) in enumerate(landed.values()):
         axes.plot([place] * len(negative), negative, "o", color="tab:blue", alpha=0.4)
         axes.plot([place] * len(positive), positive, "s", color="tab:orange", alpha=0.4)
@@ -306,12 +303,10 @@ def _draw_separation(
     landed: dict[tuple[int, int], tuple[float, float]], n: int, scale: float, threshold: int
 ) -> Figure:
     import numpy as np
-    from matplotlib.figure import Figure
 
     from theory import simplex_theorems as theorems
 
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    by_bias, by_size = figure.subplots(1, 2)
+    figure, (by_bias, by_size) = drawing(11, 4, 1, 2)
     biases = np.linspace(BIASES[0], BIASES[-1], 200).tolist()
     optima = [theorems.additive_optimum(*theorems.siglip_functions(n, scale, b), n) for b in biases]
     _draw_similarities(by_bias, biases, optima)
@@ -342,12 +337,9 @@ def _draw_similarities(axes: Axes, x: list[float], optima: list[tuple[float, flo
 
 
 def _draw_band(sizes: list[int], found: dict[str, list[float]], n: int) -> Figure:
-    from matplotlib.figure import Figure
-
     from theory.simplex_theorems import variance_band
 
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = drawing(7, 4.5)
     partial = [m for m in sizes if m < n]
     least, largest = zip(*(variance_band(n, m) for m in partial), strict=True)
     axes.fill_between(partial, least, largest, color="0.85", label="theory, for InfoNCE alone")

@@ -203,6 +203,13 @@ def negative_spread(u: Float[Tensor, "n d"], v: Float[Tensor, "n d"]) -> tuple[f
     return mean.item(), variance.item()
 
 
+def cross_uniformity(u: Float[Tensor, "n d"], v: Float[Tensor, "n d"]) -> float:
+    """log mean exp(-|u_i - v_j|^2) over all i != j: Wang and Isola's measure between two sides."""
+    exponent = 2 * (shrink(u, 1.0) @ shrink(v, 1.0).T - 1)
+    total = exponent.fill_diagonal_(-torch.inf).flatten().logsumexp(0)
+    return (total - total.new_tensor(len(u) * (len(u) - 1)).log()).item()
+
+
 def fixed_batches(loss: PairLoss, m: int) -> PairLoss:
     """The mean of `loss` over consecutive batches of m rows that never change."""
 

@@ -229,16 +229,15 @@ def registered_name(model: str, models: Path | None = None) -> str:
 
 @contextmanager
 def quiet_open_clip() -> Iterator[None]:
-    """Without open_clip's warning that weights are random: here that is the plan."""
-    logger = logging.getLogger()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Without warnings of random weights, which are the plan, and logs of what is raised anyway."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             ignore_pickle_warnings()
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(before)
 
 
 def _sees_only_the_past(text: nn.Module) -> bool:

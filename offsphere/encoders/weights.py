@@ -6,11 +6,12 @@ import hashlib
 import json
 import pickle
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def read_tensors(path: Path) -> Any:
@@ -32,8 +33,21 @@ def fingerprint(model: nn.Module, facts: Any) -> str:
     digest = hashlib.blake2b(json.dumps(facts, default=str).encode(), digest_size=16)
     for key, tensor in sorted(model.state_dict().items()):
         digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(tensor_bytes(tensor))
     return digest.hexdigest()
+
+
+def tensor_bytes(x: Tensor) -> memoryview:
+    """The bytes of a tensor's numbers, for a hash."""
+    return x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def package_folder(name: str) -> Path | None:
+    """Where an installed package lies, found without importing it."""
+    spec = find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations)))
 
 
 def ignore_pickle_warnings() -> None:

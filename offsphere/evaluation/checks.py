@@ -15,12 +15,7 @@ def checked_side(x: Tensor, name: str) -> Tensor:
             f"The {name} embeddings must be a floating-point matrix with at least one row, got "
             f"{x.dtype} of shape {tuple(x.shape)}."
         )
-    bad = (~x.isfinite().all(1)).nonzero().flatten()
-    if len(bad):
-        raise ValueError(
-            f"{len(bad)} of {len(x)} {name} embeddings are not finite (first: row {int(bad[0])}): "
-            "the model diverged or its input was bad; fix that first."
-        )
+    check_finite(f"{name} embeddings", x)
     return x.detach().to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
@@ -51,14 +46,19 @@ def checked_rows(name: str, x: Tensor) -> Tensor:
         )
     if len(x) == 0:
         raise ValueError(f"Expected at least one row of {name}, got none.")
+    check_finite(f"rows of {name}", x)
+    x = x.detach()
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def check_finite(name: str, x: Tensor) -> None:
+    """Refuse rows that are not finite."""
     bad = (~x.isfinite().all(1)).nonzero().flatten()
     if len(bad):
         raise ValueError(
-            f"{len(bad)} of {len(x)} rows of {name} are not finite (first: row {int(bad[0])}): the "
-            "encoder diverged or its input was bad; fix that first."
+            f"{len(bad)} of {len(x)} {name} are not finite (first: row {int(bad[0])}): the encoder "
+            "diverged or its input was bad; fix that first."
         )
-    x = x.detach()
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def check_equal_width(name: str, x: Tensor, other_name: str, other: Tensor) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from offsphere.cells import shrink
+from offsphere.evaluation.checks import check_finite
 from offsphere.evaluation.geometry import top_items, unit
 
 if TYPE_CHECKING:
@@ -108,12 +109,7 @@ def check_split(features: Tensor, labels: Tensor, name: str) -> None:
             f"The {name} labels must be whole numbers from 0, got {labels.dtype} with smallest "
             f"value {labels.min().item()}."
         )
-    bad = (~features.isfinite().all(1)).nonzero().flatten()
-    if len(bad):
-        raise ValueError(
-            f"{len(bad)} of {len(features)} {name} feature rows are not finite (first: row "
-            f"{int(bad[0])}): the encoder diverged or its input was bad; fix that first."
-        )
+    check_finite(f"{name} feature rows", features)
 
 
 def check_classes(labels: Int[Tensor, " n"]) -> None:
