@@ -52,7 +52,7 @@ from offsphere.run.catalog import resolve
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jaxtyping import Int, UInt8
+    from jaxtyping import Int
     from torch import Tensor
 
     from offsphere.data.samples import Samples
@@ -110,10 +110,11 @@ def _load_emoji(data: str, split: str, image_size: int, limit: int | None) -> Ca
     keep = [inside[i] for i in limited(len(inside), limit)]
     classes = {"group": groups(), "subgroup": subgroups()}
     captions = emoji_captions()
-    return _captioned(
-        data,
-        torch.from_numpy(emoji_pictures(image_size, EMOJI_STYLES[data])[keep]),
-        image_size,
+    found = Captioned(
+        name=data,
+        pictures=torch.from_numpy(emoji_pictures(image_size, EMOJI_STYLES[data])[keep]),
+        image_size=image_size,
+        fingerprint="",
         captions=tuple(captions[i] for i in keep),
         keys=tuple(emoji[i].name for i in keep),
         labels={
@@ -123,6 +124,7 @@ def _load_emoji(data: str, split: str, image_size: int, limit: int | None) -> Ca
         classes={kind: tuple(map(class_words, names)) for kind, names in classes.items()},
         queries=1,
     )
+    return _fingerprinted(found)
 
 
 def emoji_captions() -> tuple[tuple[str, ...], ...]:
@@ -143,39 +145,18 @@ def class_words(name: str) -> str:
     return name.replace("&", "and").replace("-", " ").lower()
 
 
-def _captioned(
-    name: str,
-    pictures: UInt8[Tensor, "n 3 s s"] | Listing,
-    image_size: int,
-    *,
-    captions: tuple[tuple[str, ...], ...],
-    keys: tuple[str, ...],
-    labels: dict[str, Int[Tensor, " n"]],
-    classes: dict[str, tuple[str, ...]],
-    skipped: tuple[str, ...] = (),
-    queries: int | None = None,
-) -> Captioned:
-    """The data set with its fingerprint."""
-    check_enough(name, len(captions), skipped)
-    if isinstance(pictures, Listing):
-        digest = pictures.digest()
+def _fingerprinted(data: Captioned) -> Captioned:
+    """The data set with its fingerprint, if there is enough of it."""
+    check_enough(data.name, len(data.captions), data.skipped)
+    if isinstance(data.pictures, Listing):
+        digest = data.pictures.digest()
     else:
-        digest = hashlib.sha256(repr(tuple(pictures.shape)).encode())
-        digest.update(np.ascontiguousarray(pictures.numpy()).data)
-    numbers = {kind: values.tolist() for kind, values in labels.items()}
-    digest.update(json.dumps([keys, captions, classes, numbers, queries]).encode())
-    return Captioned(
-        name=name,
-        pictures=pictures,
-        image_size=image_size,
-        fingerprint=digest.hexdigest()[:16],
-        skipped=skipped,
-        captions=captions,
-        classes=classes,
-        labels=labels,
-        keys=keys,
-        queries=queries,
-    )
+        digest = hashlib.sha256(repr(tuple(data.pictures.shape)).encode())
+        digest.update(np.ascontiguousarray(data.pictures.numpy()).data)
+    numbers = {kind: values.tolist() for kind, values in data.labels.items()}
+    facts = [data.keys, data.captions, data.classes, numbers, data.queries]
+    digest.update(json.dumps(facts).encode())
+    return replace(data, fingerprint=digest.hexdigest()[:16])
 
 
 def _load_samples(
@@ -185,16 +166,18 @@ def _load_samples(
     chosen = found.take(limited(len(found), limit))
     pictures, kept = chosen.load(size, bad, memory_limit)
     labelled = kept.labels is not None
-    return _captioned(
-        name,
-        pictures,
-        size,
+    loaded = Captioned(
+        name=name,
+        pictures=pictures,
+        image_size=size,
+        fingerprint="",
         captions=kept.captions,
         keys=kept.keys,
         labels={"class": torch.from_numpy(kept.labels)} if labelled else {},
         classes={"class": kept.classes} if labelled else {},
         skipped=tuple(bad.messages),
     )
+    return _fingerprinted(loaded)
 
 
 def _load_remote(

@@ -63,15 +63,12 @@ def run(config: Config) -> Path:
         raise FileExistsError(f"{out} is not empty: choose another --out.")
     model = trained.towers.model
     state = load_checkpoint(Path(config.run) / "checkpoint")
+    scale = torch.tensor(-math.log(trained.settings.temperature))
     if state is not None:
-        log_scale = state["method"]["objective.log_scale"]
-        ratio = state["method"]["objective.ratio"]
-        with torch.no_grad():  # what open_clip multiplies cosines with
-            model.logit_scale.copy_(log_scale - torch.log(ratio))  # pyright: ignore
-    else:
-        with torch.no_grad():
-            scale = -math.log(trained.settings.temperature)
-            model.logit_scale.copy_(torch.tensor(scale))  # pyright: ignore
+        objective = {k: state["method"][f"objective.{k}"] for k in ("log_scale", "ratio")}
+        scale = objective["log_scale"] - torch.log(objective["ratio"])
+    with torch.no_grad():  # what open_clip multiplies cosines with
+        model.logit_scale.copy_(scale)  # pyright: ignore
     name = registered_name(trained.settings.model, MODELS)
     facts: dict[str, Any] = open_clip.get_model_config(name)  # pyright: ignore
     vision = {**facts["vision_cfg"], "image_size": trained.towers.image_size}

@@ -82,27 +82,19 @@ def load_examples(data: str, subject: Subject, reading: Reading) -> list[Example
         return [_from_clip_benchmark(data.removeprefix(CLIP_BENCHMARK), subject, reading)]
     first, _, kind = data.partition(":")
     embedded, squares = first in EMOJI_STYLES, subject.encode_squares is not None
+    size = subject.image_size
+    if embedded and not squares:
+        size = min(size, EMOJI_SIDE)  # as they are drawn, for the model to enlarge
     captioned = load_captions(
         first if embedded else data,
         split=reading.split or ("all" if first in ("wds", "csv") else "test"),
-        image_size=_drawn_size(subject) if embedded else subject.image_size,
+        image_size=size,
         on_bad_sample=reading.on_bad_sample,
         limit=reading.limit,
         memory_limit=MEMORY_LIMIT if squares or is_streamed(kind) else 0,
     )
-    if embedded and kind:
-        return [_classes(captioned, kind, data, subject, reading)]
-    kinds = () if embedded else captioned.classes
-    return [
-        _pairs(captioned, data, subject, reading),
-        *(_classes(captioned, kind, data, subject, reading) for kind in kinds),
-    ]
-
-
-def _drawn_size(subject: Subject) -> int:
-    """Side of the emoji: as in training, or as they are drawn, for the model to enlarge."""
-    as_trained = subject.encode_squares is not None
-    return subject.image_size if as_trained else min(subject.image_size, EMOJI_SIDE)
+    kinds = [kind] if embedded and kind else [None, *(() if embedded else captioned.classes)]
+    return [_examples(captioned, kind, data, subject, reading) for kind in kinds]
 
 
 def encode(subject: Subject, examples: Examples, store: Store) -> Features:
@@ -114,7 +106,7 @@ def encode(subject: Subject, examples: Examples, store: Store) -> Features:
     pictures = store.get(
         [*about, decoders, examples.fingerprint], lambda: _encode_pictures(examples)
     )
-    targets: Sequence[Any] = examples.targets or _from_bytes(pictures["targets"])
+    targets: Sequence[Any] = examples.targets or json.loads(pictures["targets"].numpy().tobytes())
     per_row = targets if examples.task == RETRIEVAL else examples.prompts
     texts = [text for of_row in per_row for text in of_row]
     owner = [row for row, of_row in enumerate(per_row) for _ in of_row]
@@ -141,15 +133,8 @@ def _encode_pictures(examples: Examples) -> dict[str, Tensor]:
         return {"images": torch.cat(images)}
     if examples.task == CLASSIFICATION:
         targets = [_label(target, examples.name) for target in targets]
-    return {"images": torch.cat(images), "targets": _to_bytes(targets)}
-
-
-def _to_bytes(targets: list[Any]) -> Tensor:
-    return torch.frombuffer(bytearray(json.dumps(targets).encode()), dtype=torch.uint8)
-
-
-def _from_bytes(content: Tensor) -> list[Any]:
-    return json.loads(content.numpy().tobytes())
+    content = bytearray(json.dumps(targets).encode())
+    return {"images": torch.cat(images), "targets": torch.frombuffer(content, dtype=torch.uint8)}
 
 
 def read_embeddings(file: Path) -> dict[Task, Features]:
@@ -175,35 +160,23 @@ def read_embeddings(file: Path) -> dict[Task, Features]:
     return found
 
 
-def _pairs(captioned: Captioned, data: str, subject: Subject, reading: Reading) -> Examples:
-    """Retrieval; of emoji by their names alone, because keywords and groups fit many pictures."""
-    captions = [
-        texts[: reading.captions_per_image or captioned.queries] for texts in captioned.captions
-    ]
-    return _examples(captioned, data, RETRIEVAL, subject, reading, captions)
-
-
-def _classes(
-    captioned: Captioned, kind: str, data: str, subject: Subject, reading: Reading
-) -> Examples:
-    if kind not in captioned.classes:
-        raise unknown(f"kind of classes of {data}", kind, captioned.classes)
-    default = "emoji" if captioned.name in EMOJI_STYLES else "photo"
-    templates = load_templates(reading.templates or default)
-    prompts = prompts_of(captioned.classes[kind], templates)
-    labels = captioned.labels[kind].tolist()
-    return _examples(captioned, data, CLASSIFICATION, subject, reading, labels, prompts)
-
-
 def _examples(
-    captioned: Captioned,
-    data: str,
-    task: Task,
-    subject: Subject,
-    reading: Reading,
-    targets: Sequence[Any],
-    prompts: tuple[tuple[str, ...], ...] = (),
+    captioned: Captioned, kind: str | None, data: str, subject: Subject, reading: Reading
 ) -> Examples:
+    """The classes of a kind or, without one, retrieval."""
+    task: Task = RETRIEVAL if kind is None else CLASSIFICATION
+    prompts = ()
+    if kind is None:
+        # Of emoji by their names alone, because keywords and groups fit many pictures.
+        queries = reading.captions_per_image or captioned.queries
+        targets = [texts[:queries] for texts in captioned.captions]
+    elif kind not in captioned.classes:
+        raise unknown(f"kind of classes of {data}", kind, captioned.classes)
+    else:
+        default = "emoji" if captioned.name in EMOJI_STYLES else "photo"
+        templates = load_templates(reading.templates or default)
+        prompts = prompts_of(captioned.classes[kind], templates)
+        targets = captioned.labels[kind].tolist()
     return Examples(
         name=data,
         task=task,

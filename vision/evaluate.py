@@ -107,7 +107,7 @@ class Evaluator:
             probed("probe_embedding_raw", train.embedding, test.embedding)
             probed("probe_embedding_polar", polar(train.embedding), polar(test.embedding))
             metrics |= self._confidence("", layer("embedding"), vote)
-        found = clustering(unit(test.backbone), truth, clusters=len(truth.unique()))
+        found = clustering(unit(test.backbone), truth)
         metrics["test/nmi"] = found.nmi
         metrics |= _geometry(test)
         self.outcomes |= {"label": truth, "norm": test.embedding.norm(dim=1)}

@@ -22,17 +22,11 @@ class ClusteringResult(NamedTuple):
     assignments: Int[Tensor, " n"]
 
 
-def clustering(
-    features: Float[Tensor, "n d"],
-    labels: Int[Tensor, " n"],
-    *,
-    clusters: int | None = None,
-) -> ClusteringResult:
+def clustering(features: Float[Tensor, "n d"], labels: Int[Tensor, " n"]) -> ClusteringResult:
     """NMI of the labels with the best of several k-means runs; as many clusters as classes."""
     check_split(features, labels, "clustering")
-    count = len(labels.unique()) if clusters is None else clusters
     generator = torch.Generator().manual_seed(0)
-    runs = [kmeans(features, count, generator) for _ in range(RESTARTS)]
+    runs = [kmeans(features, len(labels.unique()), generator) for _ in range(RESTARTS)]
     assignments, _, inertia = min(runs, key=lambda run: run[2])
     return ClusteringResult(nmi(labels, assignments), inertia, assignments)
 

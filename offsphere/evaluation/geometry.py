@@ -71,8 +71,9 @@ def uniformity(x: Float[Tensor, "n d"], t: float = 2.0, tile: int = 2048) -> Flo
         rows = u[start : start + tile]
         cosine = rows @ u[start:].T
         above = torch.ones_like(cosine, dtype=torch.bool).triu_(1)
-        total = torch.logaddexp(total, _log_potential(cosine, above, t))
-    return total - _log(len(u) * (len(u) - 1) / 2, total)
+        exponent = ((2 * t) * (cosine - 1)).masked_fill_(~above, -torch.inf)
+        total = torch.logaddexp(total, exponent.flatten().logsumexp(0))
+    return total - total.new_full((), len(u) * (len(u) - 1) / 2).log()
 
 
 def modality_gap(
@@ -211,7 +212,12 @@ def top_items(
     The score matrix is visited in tiles. `exclude` names one item per query that does not count.
     """
     _check_width(queries, items)
-    _check_k(k, len(items) - (exclude is not None))
+    available = len(items) - (exclude is not None)
+    if not 1 <= k <= available:
+        raise ValueError(
+            f"k = {k} neighbours were asked for, but there are {available} items to choose from: "
+            "use a k from 1 to that number, or more items."
+        )
     dtype = torch.promote_types(queries.dtype, items.dtype)
     queries, items = queries.detach().to(dtype), items.detach().to(dtype)
     scores, indices = [], []
@@ -247,16 +253,6 @@ def _top_items_of_tile(
     return scores, indices
 
 
-def _log_potential(cosine: Tensor, mask: Tensor, t: float) -> Tensor:
-    """log of the sum of exp(-t |u - v|^2) over the masked pairs, from their cosines."""
-    exponent = (2 * t) * (cosine - 1)
-    return exponent.masked_fill_(~mask, -torch.inf).flatten().logsumexp(0)
-
-
-def _log(value: float, like: Tensor) -> Tensor:
-    return like.new_full((), value).log()
-
-
 def _quantiles(values: Tensor, levels: Tensor) -> Tensor:
     """Linearly interpolated quantiles; torch.quantile refuses more than 16 million values."""
     ordered = values.sort().values
@@ -272,14 +268,6 @@ def _pearson(a: Tensor, b: Tensor) -> Tensor:
     spread = torch.stack([a.square().mean().sqrt(), b.square().mean().sqrt()])
     correlation = (a * b).mean() / spread.prod()
     return torch.where(spread.min() > RESOLUTION, correlation, torch.nan)
-
-
-def _check_k(k: int, available: int) -> None:
-    if not 1 <= k <= available:
-        raise ValueError(
-            f"k = {k} neighbours were asked for, but there are {available} items to choose from: "
-            "use a k from 1 to that number, or more items."
-        )
 
 
 def _check_width(left: Tensor, right: Tensor) -> None:

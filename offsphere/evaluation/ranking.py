@@ -88,11 +88,10 @@ def outcomes(ranking: Ranking, relevant: Sequence[Relevant]) -> Outcomes:
             f"{len(without)} queries have no relevant document (first: query {without[0]}): leave "
             "them out, their metrics are undefined."
         )
-    evaluate = _trec_eval()
     truth = {str(q): {str(d): int(g) for d, g in r.items()} for q, r in enumerate(relevant)}
-    deep = evaluate(truth, _as_run(ranking, DEPTH), {"ndcg_cut.10", "recall.100"})
+    deep = _trec_eval(truth, _as_run(ranking, DEPTH), {"ndcg_cut.10", "recall.100"})
     # trec_eval's reciprocal rank has no cutoff: the run has.
-    short = evaluate(truth, _as_run(ranking, 10), {"recip_rank"})
+    short = _trec_eval(truth, _as_run(ranking, 10), {"recip_rank"})
     names = [str(q) for q in range(len(relevant))]
     columns = [(deep, "ndcg_cut_10"), (deep, "recall_100"), (short, "recip_rank")]
     values = [[found[q][measure] for q in names] for found, measure in columns]
@@ -116,7 +115,7 @@ def _as_run(ranking: Ranking, depth: int) -> dict[str, dict[str, float]]:
     }
 
 
-def _trec_eval():
+def _trec_eval(truth, run, measures: set[str]) -> dict[str, dict[str, float]]:
     try:
         import pytrec_eval
     except ImportError:
@@ -124,8 +123,4 @@ def _trec_eval():
             "Retrieval metrics need the package pytrec-eval-terrier, a dependency that is not "
             "installed: pip install pytrec-eval-terrier."
         ) from None
-
-    def evaluate(truth, run, measures) -> dict[str, dict[str, float]]:
-        return pytrec_eval.RelevanceEvaluator(truth, measures).evaluate(run)
-
-    return evaluate
+    return pytrec_eval.RelevanceEvaluator(truth, measures).evaluate(run)

@@ -160,6 +160,6 @@ def test_kmeans_of_repeated_rows_ends():
 
 def test_too_many_clusters_are_refused():
     with pytest.raises(ValueError, match="2 to 5 clusters, got 6"):
-        clusters.clustering(torch.rand(5, 2), torch.arange(5), clusters=6)
+        clusters.kmeans(torch.rand(5, 2), 6, torch.Generator())
     with pytest.raises(ValueError, match="got 1"):
         clusters.clustering(torch.rand(5, 2), torch.zeros(5, dtype=torch.long))
