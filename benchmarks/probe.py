@@ -24,7 +24,8 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from offsphere.evaluation.linear_probe import ProbeResult, linear_probe, sgd_probe
+from offsphere.evaluation.geometry import unit
+from offsphere.evaluation.linear_probe import ProbeResult, linear_probe, sgd_probe, standardise
 from vision.images import Images, load_images
 
 if TYPE_CHECKING:
@@ -115,15 +116,15 @@ def measure(
     ours = sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
     spread = f"{min(r.seconds for r in runs):.2f} to {max(r.seconds for r in runs):.2f} s"
     given = linear_probe(*split, weight_decay=ours.weight_decay, seed=settings.seed)
+    train, labels, test, test_labels = split
     standardised, normalised = (
         sgd_probe(
-            *split,
+            *(a, labels, b, test_labels),
             epochs=settings.epochs,
             batch_size=settings.batch_size,
-            features=features,
             seed=settings.seed,
         )
-        for features in ("standardised", "normalised")
+        for a, b in (standardise(train, test), (unit(train), unit(test)))
     )
     decay = f"weight decay {ours.weight_decay:g}, {spread}"
     extrapolated = f"extrapolated: fastest of {settings.usual_epochs} epochs x {settings.epochs}"

@@ -14,7 +14,8 @@ from offsphere.evaluation.clustering import clustering
 from offsphere.evaluation.confidence import (
     accuracy_per_norm_bucket,
     auroc,
-    calibration,
+    expected_calibration_error,
+    logistic_confidence,
     norm_as_ood,
 )
 from offsphere.evaluation.geometry import norm_statistics, rankme, unit
@@ -107,8 +108,7 @@ class Evaluator:
             probed("probe_embedding_raw", train.embedding, test.embedding)
             probed("probe_embedding_polar", polar(train.embedding), polar(test.embedding))
             metrics |= self._confidence("", layer("embedding"), vote)
-        found = clustering(unit(test.backbone), truth)
-        metrics["test/nmi"] = found.nmi
+        metrics["test/nmi"] = clustering(unit(test.backbone), truth)
         metrics |= _geometry(test)
         self.outcomes |= {"label": truth, "norm": test.embedding.norm(dim=1)}
         return metrics
@@ -119,9 +119,9 @@ class Evaluator:
         What cannot be measured because all votes are right, or all are wrong, is left out.
         """
         norms, metrics = layer.test.norm(dim=1), {}
-        buckets = accuracy_per_norm_bucket(norms, vote.correct)
-        self.outcomes[f"{prefix}bucket_accuracy"] = buckets.accuracy
-        self.outcomes[f"{prefix}bucket_count"] = buckets.examples
+        examples, accuracy = accuracy_per_norm_bucket(norms, vote.correct)
+        self.outcomes[f"{prefix}bucket_accuracy"] = accuracy
+        self.outcomes[f"{prefix}bucket_count"] = examples
         measurable = _both_kinds(vote.correct)
         if measurable:
             metrics[f"test/{prefix}norm_auroc"] = auroc(norms, vote.correct)
@@ -130,15 +130,14 @@ class Evaluator:
             k = min(self.settings.knn_k, len(layer.train))
             seen = knn(layer.train, labels, layer.validation, truth, k=k)
             if measurable and _both_kinds(seen.correct):
-                result = calibration(
-                    (seen.confidence, layer.validation.norm(dim=1), seen.correct),
-                    (vote.confidence, norms, vote.correct),
-                )
-                metrics[f"test/{prefix}ece"] = result.ece
-                metrics[f"test/{prefix}ece_with_norm"] = result.ece_with_norm
+                held_out = (seen.confidence, layer.validation.norm(dim=1), seen.correct)
+                test = (vote.confidence, norms, vote.correct)
+                for name, with_norm in (("ece", False), ("ece_with_norm", True)):
+                    sure = logistic_confidence(held_out, test, with_norm=with_norm)
+                    error = expected_calibration_error(sure, vote.correct)
+                    metrics[f"test/{prefix}{name}"] = error
         if layer.ood is not None:
-            found = norm_as_ood(norms, layer.ood.norm(dim=1))
-            metrics[f"test/{prefix}ood_auroc"] = found.auroc_small_norm_is_ood
+            metrics[f"test/{prefix}ood_auroc"] = norm_as_ood(norms, layer.ood.norm(dim=1))
         return metrics
 
 
@@ -165,7 +164,7 @@ def solve_probe(
     """The linear probe as `--probe` names it, on vectors as they are given."""
     if how == "lbfgs":
         return linear_probe(train, labels, test, truth)
-    return sgd_probe(train, labels, test, truth, momentum=MOMENTUM[how], features="raw")
+    return sgd_probe(train, labels, test, truth, momentum=MOMENTUM[how])
 
 
 def polar(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d+1"]:
@@ -193,7 +192,7 @@ def _without_classes(test: Features, outside: Features | None) -> dict[str, floa
     metrics = _geometry(test)
     if outside is not None:
         norms = [x.embedding.norm(dim=1) for x in (test, outside)]
-        metrics["test/ood_auroc"] = norm_as_ood(*norms).auroc_small_norm_is_ood
+        metrics["test/ood_auroc"] = norm_as_ood(*norms)
     return metrics
 
 

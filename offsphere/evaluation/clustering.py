@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,20 +15,13 @@ if TYPE_CHECKING:
 RESTARTS, MOST_ITERATIONS = 3, 100
 
 
-class ClusteringResult(NamedTuple):
-    nmi: float
-    inertia: float
-    """Mean squared distance to the own centre."""
-    assignments: Int[Tensor, " n"]
-
-
-def clustering(features: Float[Tensor, "n d"], labels: Int[Tensor, " n"]) -> ClusteringResult:
+def clustering(features: Float[Tensor, "n d"], labels: Int[Tensor, " n"]) -> float:
     """NMI of the labels with the best of several k-means runs; as many clusters as classes."""
     check_split(features, labels, "clustering")
     generator = torch.Generator().manual_seed(0)
     runs = [kmeans(features, len(labels.unique()), generator) for _ in range(RESTARTS)]
-    assignments, _, inertia = min(runs, key=lambda run: run[2])
-    return ClusteringResult(nmi(labels, assignments), inertia, assignments)
+    assignments, *_ = min(runs, key=lambda run: run[2])
+    return nmi(labels, assignments)
 
 
 def kmeans(

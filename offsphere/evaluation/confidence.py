@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,45 +13,25 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
 
-class NormBuckets(NamedTuple):
-    lower: Float[Tensor, " b"]
-    """Lower edge of each bucket, as a share of the largest norm."""
-    examples: Int[Tensor, " b"]
-    accuracy: Float[Tensor, " b"]
-    """NaN where the bucket holds fewer examples than asked for."""
-
-
-class Calibration(NamedTuple):
-    ece: float
-    """Expected calibration error on test of a logistic confidence from the score alone."""
-    ece_with_norm: float
-    auroc: float
-    """How well that confidence tells right from wrong on test."""
-    auroc_with_norm: float
-    confidence: Float[Tensor, " n"]
-    confidence_with_norm: Float[Tensor, " n"]
-
-
-class NormAsOod(NamedTuple):
-    auroc_small_norm_is_ood: float
-    auroc_large_norm_is_ood: float
-    """One minus the other direction: both are given so that the reader need not guess."""
+BUCKETS, LEAST_IN_BUCKET = 20, 10
+BINS = 15
 
 
 def accuracy_per_norm_bucket(
-    norms: Float[Tensor, " n"], correct: Bool[Tensor, " n"], buckets: int = 20, minimum: int = 10
-) -> NormBuckets:
-    """Accuracy in buckets of equal width of norm / largest norm (2502.09252: 20 of 0.05)."""
+    norms: Float[Tensor, " n"], correct: Bool[Tensor, " n"]
+) -> tuple[Int[Tensor, " b"], Float[Tensor, " b"]]:
+    """Examples and accuracy in buckets of equal width of norm / largest norm (2502.09252).
+
+    The accuracy is NaN where a bucket holds too few examples.
+    """
     _check_equal_length(norms=norms, correct=correct)
     largest = norms.max()
     if not largest > 0:
         raise ValueError("All norms are 0: there is nothing to put into buckets.")
-    bucket = (norms.double() / largest * buckets).long().clamp_max(buckets - 1)
-    count = torch.bincount(bucket, minlength=buckets)
-    hits = torch.bincount(bucket, weights=correct.double(), minlength=buckets)
-    accuracy = torch.where(count >= minimum, hits / count, torch.nan)
-    lower = torch.arange(buckets, device=norms.device) / buckets
-    return NormBuckets(lower, count, accuracy)
+    bucket = (norms.double() / largest * BUCKETS).long().clamp_max(BUCKETS - 1)
+    count = torch.bincount(bucket, minlength=BUCKETS)
+    hits = torch.bincount(bucket, weights=correct.double(), minlength=BUCKETS)
+    return count, torch.where(count >= LEAST_IN_BUCKET, hits / count, torch.nan)
 
 
 def auroc(scores: Float[Tensor, " n"], positive: Bool[Tensor, " n"]) -> float:
@@ -72,7 +52,7 @@ def auroc(scores: Float[Tensor, " n"], positive: Bool[Tensor, " n"]) -> float:
 
 
 def expected_calibration_error(
-    confidence: Float[Tensor, " n"], correct: Bool[Tensor, " n"], bins: int = 15
+    confidence: Float[Tensor, " n"], correct: Bool[Tensor, " n"]
 ) -> float:
     """Mean over examples of |accuracy - mean confidence| of the example's equal-width bin."""
     _check_equal_length(confidence=confidence, correct=correct)
@@ -81,50 +61,30 @@ def expected_calibration_error(
             "Confidences must lie in [0, 1], got "
             f"{confidence.min().item():.3g} to {confidence.max().item():.3g}."
         )
-    bin_ = (confidence.double() * bins).long().clamp_max(bins - 1)
+    bin_ = (confidence.double() * BINS).long().clamp_max(BINS - 1)
     surplus = correct.double() - confidence.double()
-    gap = torch.bincount(bin_, weights=surplus, minlength=bins)
+    gap = torch.bincount(bin_, weights=surplus, minlength=BINS)
     return (gap.abs().sum() / len(confidence)).item()
 
 
-def calibration(
+def norm_as_ood(inside_norms: Float[Tensor, " n"], outside_norms: Float[Tensor, " m"]) -> float:
+    """AUROC of a small norm for telling a second data set from the one that was trained on."""
+    norms = torch.cat([inside_norms, outside_norms])
+    outside = torch.arange(len(norms), device=norms.device) >= len(inside_norms)
+    return 1 - auroc(norms, outside)
+
+
+def logistic_confidence(
     validation: tuple[Float[Tensor, " m"], Float[Tensor, " m"], Bool[Tensor, " m"]],
     test: tuple[Float[Tensor, " n"], Float[Tensor, " n"], Bool[Tensor, " n"]],
     *,
-    bins: int = 15,
-) -> Calibration:
-    """Calibration error of P(correct) from the score alone, and from score and log norm.
-
-    Each split is (score, norm, correct), where the score is any confidence of the classifier (a
-    vote share, a top probability). Both logistic models are fitted on validation and measured on
-    test.
-    """
-    correct = test[2].bool()
-    plain = _logistic_confidence(validation, test, with_norm=False)
-    normed = _logistic_confidence(validation, test, with_norm=True)
-    return Calibration(
-        ece=expected_calibration_error(plain, correct, bins),
-        ece_with_norm=expected_calibration_error(normed, correct, bins),
-        auroc=auroc(plain, correct),
-        auroc_with_norm=auroc(normed, correct),
-        confidence=plain,
-        confidence_with_norm=normed,
-    )
-
-
-def norm_as_ood(inside_norms: Float[Tensor, " n"], outside_norms: Float[Tensor, " m"]) -> NormAsOod:
-    """AUROC of the norm for telling a second data set from the one the model was trained on."""
-    norms = torch.cat([inside_norms, outside_norms])
-    outside = torch.arange(len(norms), device=norms.device) >= len(inside_norms)
-    large = auroc(norms, outside)
-    return NormAsOod(auroc_small_norm_is_ood=1 - large, auroc_large_norm_is_ood=large)
-
-
-def _logistic_confidence(
-    validation: tuple[Tensor, Tensor, Tensor],
-    test: tuple[Tensor, Tensor, Tensor],
     with_norm: bool,
 ) -> Float[Tensor, " n"]:
+    """P(correct) on test from the score alone, or from score and log norm, fitted on validation.
+
+    Each split is (score, norm, correct), where the score is any confidence of the classifier (a
+    vote share, a top probability).
+    """
     fitted, measured = standardise(
         _columns(*validation, with_norm=with_norm), _columns(*test, with_norm=with_norm)
     )

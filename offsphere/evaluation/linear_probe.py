@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from offsphere.evaluation.geometry import unit
 from offsphere.evaluation.knn import check_classes, check_split
-from offsphere.names import unknown
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -29,7 +27,6 @@ FEW_ROWS = 10_000
 
 class ProbeResult(NamedTuple):
     accuracy: float
-    top5: float
     correct: Bool[Tensor, " n"]
     weight_decay: float
     seconds: float
@@ -92,17 +89,15 @@ def sgd_probe(
     momentum: float = 0.0,
     epochs: int = 100,
     batch_size: int = 256,
-    features: Literal["normalised", "standardised", "raw"] = "normalised",
     seed: int = 0,
 ) -> ProbeResult:
-    """The papers' protocol on cached features: SGD on cross-entropy, cosine schedule.
+    """The papers' protocol on cached features as they are given: SGD, cosine schedule.
 
     The papers do not state a momentum; their code has 0.9.
     """
     started = time.perf_counter()
     _check(train, train_labels, test, test_labels)
-    train, test = _prepared(train, test, features)
-    train_labels = train_labels.long()
+    train, test, train_labels = train.detach(), test.detach(), train_labels.long()
     generator = torch.Generator().manual_seed(seed)
     classes = int(train_labels.max()) + 1
     head = torch.nn.Linear(train.shape[1], classes, device=train.device, dtype=train.dtype)
@@ -354,16 +349,6 @@ def _held_out_outcome(folds: Sequence[_Fold], models: Sequence[SoftmaxModel]) ->
     return right, loss
 
 
-def _prepared(train: Tensor, test: Tensor, features: str) -> tuple[Tensor, Tensor]:
-    if features == "normalised":
-        return unit(train), unit(test)
-    if features == "standardised":
-        return standardise(train, test)
-    if features == "raw":
-        return train.detach(), test.detach()
-    raise unknown("kind of features", features, ("normalised", "standardised", "raw"))
-
-
 def _check(train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor) -> None:
     check_split(train, train_labels, "train")
     check_split(test, test_labels, "test")
@@ -380,10 +365,8 @@ def _result(
 ) -> ProbeResult:
     confidence, predictions = scores.softmax(1).max(1)
     correct = predictions == labels
-    in_top5 = (scores.topk(min(5, scores.shape[1]), 1).indices == labels[:, None]).any(1)
     return ProbeResult(
         accuracy=correct.double().mean().item(),
-        top5=in_top5.double().mean().item(),
         correct=correct,
         weight_decay=weight_decay,
         seconds=time.perf_counter() - started,

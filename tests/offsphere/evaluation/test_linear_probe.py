@@ -113,7 +113,7 @@ def test_many_rows_hold_out_a_tenth_and_agree_with_sklearn_and_sgd():
     x, x_test = standardise(train, test)
     model = sklearn_fit(x, labels, ours.weight_decay)
     peer = (torch.from_numpy(model.predict(x_test.double().numpy())) == test_labels).double()
-    sgd = sgd_probe(train, labels, test, test_labels, epochs=20, features="standardised")
+    sgd = sgd_probe(x, labels, x_test, test_labels, epochs=20)
     assert ours.accuracy == pytest.approx(peer.mean().item(), abs=0.003)
     assert ours.accuracy == pytest.approx(sgd.accuracy, abs=0.005)
 
@@ -127,9 +127,7 @@ def test_standardise_uses_training_moments_and_zeroes_constant_columns():
 
 
 def test_one_full_batch_sgd_step_by_hand():
-    got = sgd_probe(
-        TRAIN, TRAIN_LABELS, TEST, TEST_LABELS, epochs=1, batch_size=900, features="raw"
-    )
+    got = sgd_probe(TRAIN, TRAIN_LABELS, TEST, TEST_LABELS, epochs=1, batch_size=900)
     one_hot = torch.nn.functional.one_hot(TRAIN_LABELS).float()
     residual = one_hot - 1 / 6
     logits = 0.1 * (TEST @ (residual.T @ TRAIN).T / 900 + residual.mean(0))
@@ -142,7 +140,6 @@ def test_results_repeat_and_outcomes_agree_with_the_aggregate():
     assert torch.equal(first.confidence, second.confidence)
     assert first.accuracy == first.correct.double().mean().item()
     assert torch.equal(first.correct, first.predictions == TEST_LABELS)
-    assert first.accuracy <= first.top5 <= 1
 
 
 @pytest.mark.parametrize("probe", [linear_probe, sgd_probe])
@@ -176,15 +173,13 @@ def test_bad_input_is_refused(probe, changes, message):
 def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match="must not be negative"):
         linear_probe(TRAIN, TRAIN_LABELS, TEST, TEST_LABELS, weight_decay=-1.0)
-    with pytest.raises(ValueError, match="Did you mean 'normalised'"):
-        sgd_probe(TRAIN, TRAIN_LABELS, TEST, TEST_LABELS, features="normalized")
 
 
 def test_momentum_of_the_official_code_by_hand():
     """Two full-batch steps: the second moves along its gradient plus 0.9 of the first."""
     got = sgd_probe(
         *(TRAIN, TRAIN_LABELS, TEST, TEST_LABELS),
-        **{"epochs": 2, "batch_size": 900, "features": "raw", "momentum": 0.9},
+        **{"epochs": 2, "batch_size": 900, "momentum": 0.9},
     )
     inputs = torch.cat([TRAIN, torch.ones(900, 1)], 1).double()
     one_hot = torch.nn.functional.one_hot(TRAIN_LABELS).double()
