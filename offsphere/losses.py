@@ -399,10 +399,9 @@ def _prepare(
             raise bad_temperature(temperature)
         return sides, temperature, largest
     temperature = one_value(temperature, "temperature", sides[0])
-    if looks:
+    # A bad temperature is looked into: embeddings that are not finite are named first.
+    if looks or not 0 < temperature.item() < math.inf:
         return sides, temperature, scores_bound(temperature, *sides)
-    if not 0 < temperature.item() < math.inf:
-        raise bad_temperature(temperature.item())
     return sides, temperature, math.inf
 
 

@@ -309,7 +309,7 @@ def test_cosine_equals_open_clip_and_lightly(n):
 sizes = st.tuples(st.integers(2, 30), st.integers(1, 8), st.integers(0, 10**6))
 
 
-@given(sizes, st.sampled_from(ALL), st.sampled_from(CELLS))
+@given(sizes, st.sampled_from(ALL), st.sampled_from(list(CELLS)))
 @settings(max_examples=60, deadline=None)
 def test_permuting_the_batch_changes_nothing(size, name, cell):
     n, d, seed = size

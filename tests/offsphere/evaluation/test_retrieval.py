@@ -139,7 +139,7 @@ def test_a_recall_at_more_than_there_is_is_one():
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.integers(0, 10**6), st.sampled_from(CELLS), st.integers(1, 200))
+@given(st.integers(0, 10**6), st.sampled_from(list(CELLS)), st.integers(1, 200))
 def test_tiles_do_not_change_a_number(seed, exponents, scores_at_once):
     images, texts, owner = pairs(9, 23, 5, seed)
     want = pair_retrieval(images.double(), texts.double(), owner, exponents)
