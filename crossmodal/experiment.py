@@ -21,7 +21,7 @@ from crossmodal.stream import StreamedPairs
 from offsphere.data.handed import Handed
 from offsphere.data.views import Views, sample_parameters
 from offsphere.encoders.clip import ClipTowers, clip_towers
-from offsphere.encoders.frozen import FrozenTower, frozen_tower
+from offsphere.encoders.frozen import frozen_tower
 from offsphere.objective import Objective
 from offsphere.run.command import memory_need
 from offsphere.run.progress import say
@@ -130,17 +130,15 @@ def random_look(towers: ClipTowers, settings: ClipSettings) -> Look:
     return plain if settings.min_scale == 1 and settings.flip == 0 else drawn
 
 
-@cache
-def load_frozen(name: str, image_size: int | None) -> FrozenTower:
-    """A frozen tower, loaded once per process."""
-    return frozen_tower(name, image_size=image_size)
+load_frozen = cache(frozen_tower)
+"""`frozen_tower`, once per process."""
 
 
 def build_towers(settings: ClipSettings, *, load_pretrained: bool = True) -> ClipTowers:
     """The towers with the weights that the stream `init` draws: one seed, one pair of towers."""
     frozen = None
     if settings.image_tower is not None:
-        frozen = load_frozen(settings.image_tower, settings.image_size)
+        frozen = load_frozen(settings.image_tower, image_size=settings.image_size)
     torch.manual_seed(stream_seed(settings.seed, "init"))
     towers = clip_towers(
         settings.model,

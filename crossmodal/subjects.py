@@ -96,8 +96,10 @@ def load_run(path: Path) -> Trained:
 def from_run(folder: Path, device: torch.device) -> Subject:
     """The towers of a run of this lane, scored with the cell it was trained with."""
     trained = load_run(folder)
-    data, split = _measured(trained.settings)
-    towers = trained.towers.to(device).eval()
+    data, split = trained.settings.data, trained.settings.eval_split
+    if split == "test" and trained.settings.data_test is not None:
+        data, split = trained.settings.data_test, "all"
+    towers = trained.towers.to(device)
     if towers.frozen is not None:
         towers.frozen.to(device)
     return Subject(
@@ -115,13 +117,6 @@ def from_run(folder: Path, device: torch.device) -> Subject:
         data=(data, *(f"{data}:{kind}" for kind in EMOJI_CLASSES if data in EMOJI_STYLES)),
         split=split,
     )
-
-
-def _measured(settings: ClipSettings) -> tuple[str, str]:
-    """The data and split that the run itself is measured on."""
-    if settings.eval_split == "test" and settings.data_test is not None:
-        return settings.data_test, "all"
-    return settings.data, settings.eval_split
 
 
 def from_open_clip(name: str, pretrained: str | None, device: torch.device) -> Subject:

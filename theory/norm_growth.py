@@ -23,7 +23,6 @@ from theory.lab import LabSettings, drawing, main, run_lab
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy import ndarray
 
@@ -396,12 +395,12 @@ def _draw_steps(
         norms.loglog(config.radii, counts, "o-", label=label)
     a, _ = quadratic_fit(config.radii, by_power[0.0])
     norms.loglog(config.radii, [a * r**2 for r in config.radii], ":k", label=f"{a:.1f} norm^2")
-    _label(norms, "norm at the start", "steps until the mean cosine is near 1")
+    norms.set(xlabel="norm at the start", ylabel="steps until the mean cosine is near 1")
     starts.plot(angles, steps, "o-", label="measured, norm 1")
     if _is_published_protocol(config):
         norms.loglog(*zip(*PUBLISHED_STEPS.items(), strict=True), "kx", label="published")
         starts.plot(angles, PUBLISHED_MIXTURE_STEPS, "kx", label="published")
-    _label(starts, "angle at the start", "steps")
+    starts.set(xlabel="angle at the start", ylabel="steps")
     norms.legend(fontsize=8)
     starts.legend(fontsize=8)
     return figure
@@ -415,18 +414,13 @@ def _draw_norms(
     figure, (decay, by_class) = drawing(10, 4, 1, 2)
     decay.plot(tracks / settled)
     decay.axhline(1, color="k", linestyle=":")
-    _label(decay, "step", "norm under weight decay / settled norm")
+    decay.set(xlabel="step", ylabel="norm under weight decay / settled norm")
     if len(classes):
         for k, weight in enumerate(CLASS_WEIGHTS):
             by_class.plot(classes[:, :, k].mean(0), label=f"class of weight {weight}")
         by_class.legend(fontsize=8)
-    _label(by_class, "epoch", "mean embedding norm")
+    by_class.set(xlabel="epoch", ylabel="mean embedding norm")
     return figure
-
-
-def _label(axes: Axes, x: str, y: str) -> None:
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
 
 
 if __name__ == "__main__":

@@ -73,17 +73,15 @@ class Evidence:
 
     def of(self, scored_with: str, metric: str) -> Estimate | None:
         """The estimate, or None where it was not measured."""
-        return self.table.get(self.words.data, self.words.title, scored_with, metric)
+        return self.table.get(*self.words.place, scored_with, metric)
 
     def number(self, metric: str, scored_with: str = "") -> float:
         """A fact of the direction."""
-        return self.table.value(self.words.data, self.words.title, scored_with, metric)
+        return self.table.value(*self.words.place, scored_with, metric)
 
     def cells(self) -> dict[str, Estimate]:
         """The metric that decides, scored with each cell."""
-        names = self.table.scores(
-            self.words.data, self.words.title, f"{self.words.metric}_minus_cosine"
-        )
+        names = self.table.scores(*self.words.place, f"{self.words.metric}_minus_cosine")
         found = {name: self.of(name, self.words.metric) for name in names}
         return {name: x for name, x in found.items() if x is not None}
 
@@ -94,7 +92,7 @@ def recommend(table: Table, direction: Direction, own: str) -> Advice:
     statements = (_about_chance(found),)
     if not at_chance(found):
         statements = (_about_magnitude(found), _about_confidence(found), _about_remedies(found))
-    return Advice(direction.data, direction.title, statements)
+    return Advice(*direction.place, statements)
 
 
 def headline(advice: Sequence[Advice], own: str) -> str:
@@ -232,9 +230,7 @@ def _about_remedies(found: Evidence) -> Statement:
     if judged < RULES.least_examples:
         return Statement("inconclusive", f"Too few {words.examples} to judge remedies ({where}).")
     metric = f"{words.hit}_minus_cosine{HALF}"
-    gains = {
-        name: found.of(name, metric) for name in found.table.scores(words.data, words.title, metric)
-    }
+    gains = {name: found.of(name, metric) for name in found.table.scores(*words.place, metric)}
     sure = {name: gain for name, gain in gains.items() if gain is not None and gain.low > 0}
     if not sure:
         return Statement(

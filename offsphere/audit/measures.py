@@ -63,7 +63,7 @@ def measure_sides(sides: Mapping[str, Tensor], search: Search, table: Table) -> 
 
     Returned are the norms' histograms.
     """
-    place, curves = (search.direction.data, search.direction.title), []
+    place, curves = search.direction.place, []
     for name, x in sides.items():
         shape = geometry.isotropy(x) | geometry.anisotropy(x)
         measured = {f"norm_{name}_{key}": v for key, v in geometry.norm_statistics(x).items()}
@@ -100,11 +100,11 @@ def measure_hubness(search: Search, how: How, table: Table) -> dict[str, Int[Ten
             answers[cell] = nearest[:, 0]
             _add_hubness(table, search, cell, geometry.occurrence_statistics(occurrence, norms))
     cv = geometry.norm_statistics(raw)["cv"].item()
-    table.add(words.data, words.title, "", "candidate_norm_cv", Estimate(cv, n=len(raw)))
+    table.add(*words.place, "", "candidate_norm_cv", Estimate(cv, n=len(raw)))
     leverage = norm_leverage(search.queries, raw)
-    table.add(words.data, words.title, "", "norm_leverage", Estimate(leverage, n=len(raw)))
-    table.add(words.data, words.title, "", "queries", Estimate(len(search.queries)))
-    table.add(words.data, words.title, "", "hubness_neighbours", Estimate(k))
+    table.add(*words.place, "", "norm_leverage", Estimate(leverage, n=len(raw)))
+    table.add(*words.place, "", "queries", Estimate(len(search.queries)))
+    table.add(*words.place, "", "hubness_neighbours", Estimate(k))
     return answers
 
 
@@ -114,7 +114,7 @@ def _add_hubness(
     words = search.direction
     for name, value in found.items():
         metric = f"hubness_{name}{end}"
-        table.add(words.data, words.title, scored_with, metric, Estimate(value.item()))
+        table.add(*words.place, scored_with, metric, Estimate(value.item()))
 
 
 def neighbours(items: int) -> int:
@@ -136,12 +136,12 @@ def measure_confidence(
     norms = search.queries.norm(dim=1)
     counts = {"right": right, "wrong": ~right, "undecided": ~decided}
     for name, which in counts.items():
-        table.add(words.data, words.title, how.own, f"answers_{name}", Estimate(int(which.sum())))
+        table.add(*words.place, how.own, f"answers_{name}", Estimate(int(which.sum())))
     chosen = search.candidates(0.0).norm(dim=1)[answers]
     for name, values in (("query_norm", norms), ("answer_norm", chosen)):
         told = separation(values[decided], right, search.example[decided], how)
         for kind, estimate in told.items():
-            table.add(words.data, words.title, how.own, f"{name}_{kind}", estimate)
+            table.add(*words.place, how.own, f"{name}_{kind}", estimate)
     groups = norms.argsort().tensor_split(min(GROUPS, max(1, len(hit) // GROUPS)))
     return Curve(
         words.data,
@@ -219,7 +219,7 @@ def measure_remedies(
     similarities = remedies(names, neighbours(min(len(queries), len(items))))
     contrasts = sum(not ranks_as_cosine(each) for each in similarities.values())
     level = 1 - (1 - LEVEL) / max(1, contrasts)
-    place = (words.data, words.title)
+    place = words.place
     facts = {"fitted_on": int(fitted_on.sum()), "judged_on": int((~fitted_on).sum())}
     for name, value in {**facts, "remedies_level": level}.items():
         table.add(*place, "", name, Estimate(value))
@@ -265,7 +265,7 @@ def ranks_as_cosine(similarity: Similarity) -> bool:
 
 def _add_judged(table: Table, search: Search, name: str, answers: Judged, how: How) -> None:
     words, n = search.direction, len(search.example.unique())
-    place = (words.data, words.title, name)
+    place = (*words.place, name)
     table.add(*place, f"{search.direction.hit}{HALF}", Estimate(answers.hit.mean().item(), n=n))
     decided = (answers.hit == 0) | (answers.hit == 1)
     right = answers.hit[decided] == 1

@@ -41,13 +41,12 @@ def show_report(report: Report, folder: Path) -> None:
     console = Console()
     console.print(Text(report.headline, style="bold"), soft_wrap=True)
     for direction in itertools.chain(*report.directions):
-        place = (direction.data, direction.title)
-        queries = report.table.value(*place, metric="queries")
+        queries = report.table.value(*direction.place, metric="queries")
         title = f"{direction.data}: {direction.title}, {queries:.0f} queries"
         shown = Shown("scored with", direction.metric, "minus cosine", title=Text(title))
         for cells in same_ranking(report.how.cells, direction.side):
-            value = report.table.value(*place, cells[0], direction.metric)
-            gain = report.table.get(*place, cells[0], f"{direction.metric}_minus_cosine")
+            value = report.table.value(*direction.place, cells[0], direction.metric)
+            gain = report.table.get(*direction.place, cells[0], f"{direction.metric}_minus_cosine")
             change = points(gain) if gain and "cosine" not in cells else ""
             shown.add_row(" = ".join(cells), f"{value:.1%}", Text(change))
         shown.add_section()
@@ -66,18 +65,17 @@ def show_scores(table: Table, directions: Sequence[Direction], how: How) -> None
     """A table per data set and query side; cells that tie by construction share a row."""
     console = Console()
     for direction in directions:
-        place = (direction.data, direction.title)
         title = f"{direction.data}: {direction.title}, the {direction.query} is the query"
         shown = Shown("scored with", title=title)
         for metric in (*direction.metrics, f"{direction.metric} minus cosine"):
             shown.add_column(metric, justify="right")
         for cells in same_ranking(how.cells, direction.side):
-            values = [table.get(*place, cells[0], metric) for metric in direction.metrics]
+            values = [table.get(*direction.place, cells[0], metric) for metric in direction.metrics]
             row = [percent(x) for x in values if x is not None]
-            gain = table.get(*place, cells[0], f"{direction.metric}_minus_cosine")
+            gain = table.get(*direction.place, cells[0], f"{direction.metric}_minus_cosine")
             row.append(f"{gain.times(100):+.1f}" if gain and "cosine" not in cells else "")
             shown.add_row(" = ".join(cells), *row, style="bold" if how.own in cells else None)
-        chance = [f"{table.value(*place, 'chance', m):.1%}" for m in direction.metrics]
+        chance = [f"{table.value(*direction.place, 'chance', m):.1%}" for m in direction.metrics]
         shown.add_row("chance", *chance, "", style="dim")
         console.print(shown)
 
@@ -95,9 +93,9 @@ def show_remedies(
             change = f"{gain.times(100):+.1f}" if gain else remark
             shown.add_row(direction.data, direction.query, name, direction.hit, value, change)
     console.print(shown)
-    place = (directions[0].data, directions[0].title)
     fitted, judged, level = (
-        table.value(*place, metric=name) for name in ("fitted_on", "judged_on", "remedies_level")
+        table.value(*directions[0].place, metric=name)
+        for name in ("fitted_on", "judged_on", "remedies_level")
     )
     console.print(
         f"Fitted on {fitted:.0f} {directions[0].examples} and judged on the other {judged:.0f}; "

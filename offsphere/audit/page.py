@@ -65,7 +65,7 @@ def page(report: Report) -> str:
 
 def _data(report: Report, told: str, directions: Sequence[Direction]) -> dict[str, Any]:
     first, table = directions[0], report.table
-    place, histograms = (first.data, first.title), _curves(report, first, "norms")
+    place, histograms = first.place, _curves(report, first, "norms")
     sides = [
         [x.name, *(number(table.value(*place, metric=m.format(x.name))) for m in SIDE_COLUMNS)]
         for x in histograms
@@ -86,7 +86,7 @@ def _data(report: Report, told: str, directions: Sequence[Direction]) -> dict[st
 
 
 def _direction(report: Report, words: Direction) -> dict[str, Any]:
-    table, place = report.table, (words.data, words.title)
+    table, place = report.table, words.place
     rows = []
     for cells in same_ranking(report.how.cells, words.side):
         shares = [table.get(*place, cells[0], metric) for metric in words.metrics]
@@ -136,7 +136,7 @@ def _direction(report: Report, words: Direction) -> dict[str, Any]:
 def _separations(report: Report, words: Direction) -> Grid:
     def row(title: str, name: str) -> list[str]:
         found = (
-            report.table.get(words.data, words.title, report.how.own, f"{name}_{kind}")
+            report.table.get(*words.place, report.how.own, f"{name}_{kind}")
             for kind in ("auroc", "cohens_d")
         )
         cells = [f"{x:.2f}" for x in found if x is not None]
@@ -152,7 +152,7 @@ def _separations(report: Report, words: Direction) -> Grid:
 
 
 def _remedies(report: Report, words: Direction) -> Grid:
-    table, place, rows = report.table, (words.data, words.title), []
+    table, place, rows = report.table, words.place, []
     for name, value, gain, remark in shown_remedies(table, words, report.problems):
         told = table.get(*place, name, f"top_score_auroc{HALF}")
         skewness = table.get(*place, name, f"hubness_skewness{HALF}")
@@ -171,7 +171,7 @@ def _remedies(report: Report, words: Direction) -> Grid:
 
 
 def _curves(report: Report, words: Direction, kind: str) -> list[Curve]:
-    place = (words.data, words.title, kind)
+    place = (*words.place, kind)
     return [x for x in report.curves if (x.data, x.direction, x.kind) == place]
 
 
@@ -180,8 +180,7 @@ def _histogram(report: Report, words: Direction) -> Drawing:
     sides = _curves(report, words, "norms")
     for side in sides:
         mean, cv = (
-            report.table.value(words.data, words.title, metric=f"norm_{side.name}_{x}")
-            for x in ("mean", "cv")
+            report.table.value(*words.place, metric=f"norm_{side.name}_{x}") for x in ("mean", "cv")
         )
         edges = [edge / (mean or 1.0) for edge in side.x]
         weight = sum(side.y) * (edges[1] - edges[0])
@@ -227,7 +226,7 @@ def _right_by_norm(report: Report, words: Direction) -> Drawing:
 
 def _forest(report: Report, words: Direction) -> Drawing:
     """What each other score gains over cosine, with its interval, in points."""
-    place, table = (words.data, words.title), report.table
+    place, table = words.place, report.table
     found = {
         " = ".join(cells): table.get(*place, cells[0], f"{words.metric}_minus_cosine")
         for cells in same_ranking(report.how.cells, words.side)

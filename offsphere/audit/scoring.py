@@ -92,7 +92,7 @@ def score(search: Search, how: How, table: Table) -> dict[str, Outcomes]:
         values = {group: _mean(x, label) for group, x in columns.items()}
         for cell, group in ties.items():
             found = share(values[group], drawn[group], n, LEVEL)
-            table.add(words.data, words.title, cell, metric, found)
+            table.add(*words.place, cell, metric, found)
             difference = Estimate(0.0, 0.0, 0.0, n)  # by construction
             if "cosine" not in group:
                 # What each example adds to the difference; the mean over examples is the latter.
@@ -102,10 +102,10 @@ def score(search: Search, how: How, table: Table) -> dict[str, Outcomes]:
                 gain = values[group] - values[ties["cosine"]]
                 again = drawn[group] - drawn[ties["cosine"]]
                 difference = change(gain, changes, again, LEVEL)
-            table.add(words.data, words.title, cell, f"{metric}_minus_cosine", difference)
+            table.add(*words.place, cell, f"{metric}_minus_cosine", difference)
     for name, guessed in by_guessing(search).items():
         for metric, value in guessed.items():
-            table.add(words.data, words.title, name, metric, Estimate(value))
+            table.add(*words.place, name, metric, Estimate(value))
     return {cell: by_group[group] for cell, group in ties.items()}
 
 

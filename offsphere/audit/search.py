@@ -47,6 +47,11 @@ class Direction:
     """What is drawn again, in the plural: what makes a query independent of others."""
 
     @property
+    def place(self) -> tuple[str, str]:
+        """Where the table has what is measured of it."""
+        return self.data, self.title
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         """All of them; the first decides."""
         by_class = () if self.class_recall is None else (self.class_recall,)

@@ -43,7 +43,7 @@ def number(value: float) -> str:
 
 def shown_remedies(table: Table, direction: Direction, problems: Sequence[Problem]) -> list[Remedy]:
     """The remedies of a direction, cosine first, those that could not be fitted last."""
-    place, metric = (direction.data, direction.title), f"{direction.hit}{HALF}"
+    place, metric = direction.place, f"{direction.hit}{HALF}"
     rows = []
     for name in table.scores(*place, metric):
         gain = table.get(*place, name, f"{direction.hit}_minus_cosine{HALF}")

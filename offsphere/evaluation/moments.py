@@ -47,7 +47,7 @@ def moments_of(sides: list[Tensor]) -> Moments:
             raise ValueError(
                 f"A covariance needs at least two reference rows per side, got {len(side)}."
             )
-    means = tuple(mean_row(side) for side in sides)
+    means = tuple(side.mean(0, dtype=torch.float64) for side in sides)
     rows, d = sum(len(side) for side in sides), sides[0].shape[1]
     scatter = torch.zeros(d, d, dtype=torch.float64, device=sides[0].device)
     fourth = scatter.new_zeros(())
@@ -86,8 +86,3 @@ def absolute_correlation(reference: Tensor) -> Tensor:
     inverse = torch.where(varies, 1 / std, torch.zeros_like(std))
     correlation = (inverse[:, None] * moments.covariance * inverse).abs().clamp_max(1)
     return correlation.fill_diagonal_(1.0)
-
-
-def mean_row(x: Tensor) -> Tensor:
-    """The mean vector, summed in float64."""
-    return x.mean(0, dtype=torch.float64)

@@ -37,7 +37,6 @@ from offsphere.evaluation.moments import (
     SLAB,
     absolute_correlation,
     ledoit_wolf_shrinkage,
-    mean_row,
     moments_of,
     spectrum,
 )
@@ -200,7 +199,7 @@ class Centred(Mapped):
     NAME = "centred"
 
     def _fit(self, sides: list[Tensor]) -> Self:
-        means = [mean_row(side) for side in sides]
+        means = [side.mean(0, dtype=torch.float64) for side in sides]
         return replace(self, maps=SideMaps(means[0], means[-1]))
 
 
