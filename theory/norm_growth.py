@@ -22,7 +22,7 @@ from numpy.random import default_rng
 from theory.lab import LabSettings, drawing, main, run_lab
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float, Int, Real
     from matplotlib.figure import Figure
     from numpy import ndarray
 
@@ -221,12 +221,12 @@ def norms_under_decay(
     return np.array(norms)
 
 
-def growth_exponent(radii: Sequence[float], steps: Float[ndarray, " r"]) -> float:
+def growth_exponent(radii: Sequence[float], steps: Real[ndarray, " r"]) -> float:
     """The power of the norm that steps grow with: the slope of log steps over log norm."""
     return float(np.polyfit(np.log(radii), np.log(np.maximum(steps, 1)), 1)[0])
 
 
-def quadratic_fit(radii: Sequence[float], steps: Float[ndarray, " r"]) -> tuple[float, float]:
+def quadratic_fit(radii: Sequence[float], steps: Real[ndarray, " r"]) -> tuple[float, float]:
     """The coefficient a of steps = a radius^2, by least squares, and its R^2."""
     squares, steps = np.asarray(radii) ** 2, np.asarray(steps, dtype=np.float64)
     a = (squares @ steps) / (squares @ squares)
