@@ -284,11 +284,9 @@ class SentenceExperiment(Experiment):
             with torch.no_grad():
                 objective.log_scale.fill_(math.log(scale))
         self.evaluator = self._evaluator(self.test)
-        if settings.keep == "best" and self._can_validate():
+        can_validate = self.handed is None or self.handed.validation is not None
+        if settings.keep == "best" and can_validate:
             self.held_out = self._evaluator(self._pairs("validation"))
-
-    def _can_validate(self) -> bool:
-        return self.handed is None or self.handed.validation is not None
 
     def _sides(self, pairs: SentencePairs) -> tuple[Rows, Rows]:
         prefix = "query: " if self.settings.encoder == "e5-small" else ""

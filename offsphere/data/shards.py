@@ -296,10 +296,7 @@ def samples_of(index: ShardIndex, bad: BadSamples) -> Iterator[tuple[str, dict[s
         found = key_and_suffix(member.name)
         if found is None:
             if is_lost(member.name):
-                bad.add(
-                    f"{index.path}: {no_suffix(member.name)}",
-                    LEAVE_IT_OUT,
-                )
+                bad.add(f"{index.path}: {no_suffix(member.name)}", LEAVE_IT_OUT)
             continue
         key, suffix = found
         parts, kind = samples.setdefault(key, {}), kind_of(suffix)

@@ -90,7 +90,25 @@ class Views:
     memory_format: torch.memory_format = torch.contiguous_format
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        """Refuse settings that cannot be drawn from."""
+        if self.image_size < 1:
+            raise ValueError(f"image_size must be at least 1 pixel, got {self.image_size}.")
+        if not 0 < self.min_scale <= self.max_scale <= 1:
+            raise ValueError(
+                "Crop scales must satisfy 0 < min_scale <= max_scale <= 1, "
+                f"got {self.min_scale} and {self.max_scale}."
+            )
+        if not 0 < self.ratio[0] <= self.ratio[1]:
+            raise ValueError(f"ratio must be (low, high) with 0 < low <= high, got {self.ratio}.")
+        if min(self.jitter) < 0 or self.jitter[3] > 0.5:
+            raise ValueError(
+                f"jitter strengths must not be negative, and hue at most 0.5, got {self.jitter}."
+            )
+        if not 0 < self.sigma[0] <= self.sigma[1]:
+            raise ValueError(f"sigma must be (low, high) with 0 < low <= high, got {self.sigma}.")
+        for name in ("flip", "jitter_prob", "grey", "blur"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is a probability in [0, 1], got {getattr(self, name)}.")
 
     @torch.no_grad()
     def __call__(
@@ -116,28 +134,6 @@ class Views:
         sorted_views = [_render(self, images[c], parameters.take(c), turns[c]) for c in chunks]
         out = torch.cat(sorted_views).index_select(0, torch.argsort(order).to(images.device))
         return out.contiguous(memory_format=self.memory_format)
-
-
-def check_settings(views: Views) -> None:
-    """Refuse settings that cannot be drawn from."""
-    if views.image_size < 1:
-        raise ValueError(f"image_size must be at least 1 pixel, got {views.image_size}.")
-    if not 0 < views.min_scale <= views.max_scale <= 1:
-        raise ValueError(
-            "Crop scales must satisfy 0 < min_scale <= max_scale <= 1, "
-            f"got {views.min_scale} and {views.max_scale}."
-        )
-    if not 0 < views.ratio[0] <= views.ratio[1]:
-        raise ValueError(f"ratio must be (low, high) with 0 < low <= high, got {views.ratio}.")
-    if min(views.jitter) < 0 or views.jitter[3] > 0.5:
-        raise ValueError(
-            f"jitter strengths must not be negative, and hue at most 0.5, got {views.jitter}."
-        )
-    if not 0 < views.sigma[0] <= views.sigma[1]:
-        raise ValueError(f"sigma must be (low, high) with 0 < low <= high, got {views.sigma}.")
-    for name in ("flip", "jitter_prob", "grey", "blur"):
-        if not 0 <= getattr(views, name) <= 1:
-            raise ValueError(f"{name} is a probability in [0, 1], got {getattr(views, name)}.")
 
 
 def sample_parameters(

@@ -51,16 +51,18 @@ def choices_of(study: Study, scripts: Scripts, out: str) -> list[Choice]:
     """Every choice, as far as the pilot runs in the study's folder are finished."""
     choices = []
     for part in study.parts:
-        shared: dict[str, list[Point]] = {}
-        for point in part.points if part.tune else ():
-            shared.setdefault(_key(part.tune, point), []).append(point)
+        tune, shared = part.tune, dict[str, list[Point]]()
+        if tune is None:
+            continue
+        for point in part.points:
+            pilot = json.dumps(tune.pilot(point), sort_keys=True, default=str)
+            shared.setdefault(point.script + pilot, []).append(point)
         for points in shared.values():
-            assert part.tune is not None
             scores = tuple(
-                _scores(study, scripts, out, part.tune, points[0], settings)
-                for settings in pilot_settings(part.tune, points[0])
+                _scores(study, scripts, out, tune, points[0], settings)
+                for settings in pilot_settings(tune, points[0])
             )
-            choices.append(Choice(tuple(points), part.tune, scores))
+            choices.append(Choice(tuple(points), tune, scores))
     return choices
 
 
@@ -72,11 +74,6 @@ def choice_for(choices: list[Choice], point: Point) -> Settings | None:
 def tuning_record(choices: list[Choice]) -> dict[str, Any]:
     """The choices as tuning.json keeps them."""
     return {"choices": [_record(choice) for choice in choices]}
-
-
-def _key(tune: Tune | None, point: Point) -> str:
-    assert tune is not None
-    return point.script + json.dumps(tune.pilot(point), sort_keys=True, default=str)
 
 
 def _scores(

@@ -67,12 +67,8 @@ def main(argv: Sequence[str], scripts: Scripts) -> None:
         raise SystemExit(2)
     settings = parse(script.config_class, flags)
     findings = [*environment(settings)]
-    try:
-        if not _faulty(findings):  # on a faulty machine the training may not even be importable
-            findings += examine(settings, script.make)
-    except (ValueError, OSError) as error:
-        print(f"offsphere doctor: error: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+    if not _faulty(findings):  # on a faulty machine the training may not even be importable
+        findings += examine(settings, script.make)
     show(findings)
     if _faulty(findings):
         raise SystemExit(1)
@@ -104,7 +100,8 @@ def examine(settings: TrainSettings, make: Make) -> list[Finding]:
     settings = replace(
         settings, batch_size=min(settings.batch_size, ROWS), microbatch=None, threads=1, workers=0,
         devices=1, nodes=1, device="cpu", precision="32-true", samples=STEPS * ROWS, epochs=None,
-        eval_every=0, checkpoint_every=STEPS // 2, log_every=1, loggers=(), progress=False,
+        eval_every=0, keep="last", checkpoint_every=STEPS // 2, log_every=1, loggers=(),
+        progress=False,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         experiment = make(settings, RunFolder(folder), None)

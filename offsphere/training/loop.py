@@ -96,7 +96,9 @@ def fit(
     with (
         stop_signals() as stops,
         closing(Work("training", total, **pieces)) as work,
-        open_loggers(settings, folder, start) if ranks.first else nullcontext(_no_log) as log,
+        open_loggers(settings, folder, start)
+        if ranks.first
+        else nullcontext(lambda _: None) as log,
     ):
         for step, batch in enumerate(loader, start):
             set_rate(optimizers, rate(step, total, settings.warmup))
@@ -181,10 +183,6 @@ def _to(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=device.type == "cuda")
     return batch
-
-
-def _no_log(_row: dict[str, Any]) -> None:
-    """What ranks other than the first log."""
 
 
 def _loader(

@@ -254,7 +254,7 @@ def script() -> Any:
 
 def test_the_command_prints_a_table_and_says_by_its_exit_code(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    flags = ["--batch-size=20", "--norm=batch", "--device=cpu"]
+    flags = ["--batch-size=20", "--norm=batch", "--device=cpu", "--keep=best", "--eval-every=20"]
     doctor.main(["toy", *flags], {"toy": script})
     table = capsys.readouterr().out
     assert table.count("refused") == 3  # 2 and 3 ranks and micro-batches, with batch-norm
