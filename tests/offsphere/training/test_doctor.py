@@ -135,9 +135,11 @@ def without_gradient_gather(
     """open_clip's default: others' features are constants, and DDP averages the gradients."""
     inputs = method.inputs(batch, step)
     embedded = method.embed(inputs)
-    rows, mine = ranks.gather(embedded)
+    rows, sizes = ranks.gather(embedded)
     for name, x in rows.items():
-        rows[name] = torch.cat([x[: mine[name].start], embedded[name], x[mine[name].stop :]])
+        pieces = list(x.split(sizes[name]))
+        pieces[ranks.rank] = embedded[name]
+        rows[name] = torch.cat(pieces)
     losses = method.losses(rows)
     losses["loss"].backward()
     for parameter in method.parameters():
