@@ -98,7 +98,7 @@ class TextSettings(TrainSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._resolve("encoder", "auto", default_encoder())
+        self._resolve("encoder", "auto", "scratch" if missing_packages() else "minilm")
         scratch, static = self.encoder == "scratch", self.encoder == "static"
         self._resolve("tune", "auto", "all" if scratch or static else "head")
         whole = self.tune != "head" and not scratch
@@ -174,11 +174,6 @@ class TextSettings(TrainSettings):
 def missing_packages() -> list[str]:
     """The packages of the extra `text` that are not installed."""
     return [package for package in TEXT_EXTRA if find_spec(package) is None]
-
-
-def default_encoder() -> str:
-    """minilm where the extra `text` is installed, else scratch."""
-    return "scratch" if missing_packages() else "minilm"
 
 
 def encoder_line(settings: TextSettings) -> str:

@@ -53,8 +53,9 @@ class Display(AbstractContextManager):
         if event.what != "started":
             self._say(f"[{done}/{self.total}] {self._line(event)}")
         if self.bar is not None:
-            left = self._seconds_left(done)
-            rest = "" if left is None else f", about {duration(left)} left"
+            now, elapsed = done - self.done_before, time.monotonic() - self.begin
+            left = elapsed / now * (self.total - done) if now else 0.0
+            rest = f", about {duration(left)} left" if now else ""
             state = f"{self.title}: {self.at_work} at work, {self.failed} failed{rest}"
             self.bar.update(self.task, completed=done, description=state)
 
@@ -74,11 +75,6 @@ class Display(AbstractContextManager):
             print(line, flush=True)
         else:
             self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    def _seconds_left(self, done: int) -> float | None:
-        now = done - self.done_before
-        elapsed = time.monotonic() - self.begin
-        return elapsed / now * (self.total - done) if now else None
 
 
 def which_run(runs: Sequence[Run]) -> dict[Path, str]:
