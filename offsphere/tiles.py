@@ -107,7 +107,7 @@ def dense_pairs(
         grad.diagonal().sub_(weight)
     grad_scaled, grad_right, grad_temperature = grad @ right, None, None
     if needs_grad[1]:
-        grad_right = (scaled.T @ grad).T
+        grad_right = grad.T @ scaled
     if needs_grad[2]:
         grad_temperature = (-grad_scaled * (scaled / temperature)).sum()
     return value, grad_scaled / temperature, grad_right, grad_temperature, None
