@@ -34,7 +34,8 @@ from offsphere.cells import Cell, calibration_ratio, shrink
 from offsphere.momentum import Queue
 from offsphere.names import SCALES, unknown
 from offsphere.precision import at_least_float32, compiling, row_products, transformed
-from offsphere.split import ALONE, Split
+from offsphere.split import ALONE, Split, gather_with_gradient, process_count
+from offsphere.streamed import bad_temperature
 from offsphere.variance import negative_variance, spread_out
 
 if TYPE_CHECKING:
@@ -304,7 +305,7 @@ class NTXentLoss(_DropIn):
     def forward(self, out0: Float[Tensor, "n d"], out1: Float[Tensor, "n d"]) -> Tensor:
         if self.memory_bank is not None:
             return self._against_bank(self.memory_bank, out0, out1)
-        out0, out1 = self._sides(out0, out1, self.gather_distributed and _world_size() > 1)
+        out0, out1 = self._sides(out0, out1, self.gather_distributed and process_count() > 1)
         if len(out0) == 1:
             return _nothing(out0, out1)
         stacked, n = torch.cat([out0, out1]), len(out0)
@@ -320,7 +321,7 @@ class NTXentLoss(_DropIn):
         As lightly's, the bank stays as it is where there is nothing to train.
         """
         train = out0.requires_grad
-        gather = self.gather_distributed and _world_size() > 1
+        gather = self.gather_distributed and process_count() > 1
         out0, out1 = self._sides(out0, out1, gather=False)
         if not self._bank_scaled and not bank.filled:
             norms = torch.linalg.vector_norm(out1.detach(), dim=1, keepdim=True)
@@ -363,7 +364,7 @@ class DCLLoss(_DropIn):
         self.gather_distributed = gather_distributed
 
     def forward(self, out0: Float[Tensor, "n d"], out1: Float[Tensor, "n d"]) -> Tensor:
-        out0, out1 = self._sides(out0, out1, self.gather_distributed and _world_size() > 1)
+        out0, out1 = self._sides(out0, out1, self.gather_distributed and process_count() > 1)
         stacked, n = torch.cat([out0, out1]), len(out0)
         if n == 1:
             raise ValueError(
@@ -381,40 +382,6 @@ class DCLLoss(_DropIn):
             positive = row_products(left, right.roll(n, 0)) / temperature
             loss = loss + ((1 - weight) * positive).mean()
         return loss + self._variance(out0, out1) + self._gor(out0, out1)
-
-
-def gather_with_gradient(x: Float[Tensor, "n d"]) -> Float[Tensor, "rows d"]:
-    """The rows of all ranks, in rank order; each rank's gradient flows back to where it belongs."""
-    if not dist.is_initialized():
-        raise ValueError(
-            "Expected an initialised process group, because gathering was asked for. Call "
-            "torch.distributed.init_process_group first, or use one process."
-        )
-    from torch.distributed.nn.functional import all_gather
-
-    _check_equal_rows(x)
-    return torch.cat(list(all_gather(x)))
-
-
-def _check_equal_rows(x: Tensor) -> None:
-    """Refuse shares of unequal length, which torch would gather wrongly or not at all.
-
-    Asked on CPUs only: on an accelerator the answer would have to be waited for.
-    """
-    if x.device.type != "cpu":
-        return
-    rows = [torch.zeros(1, dtype=torch.long) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, torch.tensor([len(x)]))
-    if len({int(n) for n in rows}) > 1:
-        raise ValueError(
-            f"Expected as many rows on every rank, got {', '.join(str(int(n)) for n in rows)}. Use "
-            "drop_last=True in the loader."
-        )
-
-
-def _world_size() -> int:
-    """As lightly counts: one process where no group is initialised."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def _temperature_of(logit_scale: float | Tensor, like: Tensor) -> Float[Tensor, ""]:
@@ -475,10 +442,7 @@ def _is_unit(x: Tensor) -> bool:
 
 def _check_lightly(temperature: float, gather_distributed: bool) -> None:
     if not 0 < temperature < math.inf:
-        raise ValueError(
-            f"Expected a temperature above 0, got {temperature}. It divides the scores: common "
-            "values are 0.05 to 0.5."
-        )
+        raise bad_temperature(temperature)
     if gather_distributed and not dist.is_available():
         raise ValueError(
             "Expected torch.distributed for gather_distributed=True, but this torch has none. Use "

@@ -22,6 +22,7 @@ from offsphere.names import (
 )
 from offsphere.precision import at_least_float32
 from offsphere.split import ALONE, Split
+from offsphere.streamed import bad_temperature
 from offsphere.variance import negative_variance, spread_out
 
 if TYPE_CHECKING:
@@ -335,9 +336,7 @@ def _check_numbers(
             f"Expected a population of at least 2, got {population}. Pass the training-set size."
         )
     if not 0 < temperature < math.inf:
-        raise ValueError(
-            f"Expected a temperature above 0, got {temperature}. It divides the scores."
-        )
+        raise bad_temperature(temperature)
     if learnable and not 1 / LARGEST_SCALE <= temperature <= 1:
         raise ValueError(
             f"Expected a learnable temperature to start in [{1 / LARGEST_SCALE:g}, 1], "

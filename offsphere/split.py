@@ -9,11 +9,14 @@ thought, and a share's gradient is `count` times what it adds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 class Split:
@@ -74,3 +77,37 @@ class _Summed(torch.autograd.Function):
 
 ALONE = Split()
 """One process that computes everything."""
+
+
+def gather_with_gradient(x: Float[Tensor, "n d"]) -> Float[Tensor, "rows d"]:
+    """The rows of all ranks, in rank order; each rank's gradient flows back to where it belongs."""
+    if not dist.is_initialized():
+        raise ValueError(
+            "Expected an initialised process group, because gathering was asked for. Call "
+            "torch.distributed.init_process_group first, or use one process."
+        )
+    from torch.distributed.nn.functional import all_gather
+
+    _check_equal_rows(x)
+    return torch.cat(list(all_gather(x)))
+
+
+def _check_equal_rows(x: Tensor) -> None:
+    """Refuse shares of unequal length, which torch would gather wrongly or not at all.
+
+    Asked on CPUs only: on an accelerator the answer would have to be waited for.
+    """
+    if x.device.type != "cpu":
+        return
+    rows = [torch.zeros(1, dtype=torch.long) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, torch.tensor([len(x)]))
+    if len({int(n) for n in rows}) > 1:
+        raise ValueError(
+            f"Expected as many rows on every rank, got {', '.join(str(int(n)) for n in rows)}. Use "
+            "drop_last=True in the loader."
+        )
+
+
+def process_count() -> int:
+    """As lightly counts: one process where no group is initialised."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -300,6 +300,15 @@ def read_heat_maps(frame: Frame) -> list[HeatMap]:
     return maps
 
 
+def _by_cell(frame: Frame, values: Array, context: int) -> dict[str | None, Array]:
+    """The values over seeds of each corner cell in one context; None stands for the others."""
+    return {
+        corner_of(frame.levels[condition.level]): values[place]
+        for place, condition in enumerate(frame.conditions)
+        if condition.context == context
+    }
+
+
 def read_delta_cv(frame: Frame) -> dict[int, Estimate]:
     """The geometric mean of the paired ratios, with the t-interval of their logarithms."""
     if frame.treatment != "cell" or QUERY_CV not in frame.runs.columns:
@@ -307,11 +316,7 @@ def read_delta_cv(frame: Frame) -> dict[int, Estimate]:
     values = frame.values(QUERY_CV)
     found = {}
     for context in range(frame.contexts):
-        rows = {
-            corner_of(frame.levels[condition.level]): values[place]
-            for place, condition in enumerate(frame.conditions)
-            if condition.context == context
-        }
+        rows = _by_cell(frame, values, context)
         if "dnorm" in rows and "dot" in rows:
             ratios = measure(np.log(rows["dnorm"]) - np.log(rows["dot"]))
             if ratios.n:
@@ -395,11 +400,7 @@ def _squares(frame: Frame, values: Array) -> dict[int, Square]:
         return {}
     squares = {}
     for context in range(frame.contexts):
-        found = {
-            corner_of(frame.levels[condition.level]): values[place]
-            for place, condition in enumerate(frame.conditions)
-            if condition.context == context
-        }
+        found = _by_cell(frame, values, context)
         four = [found.get(name) for name in SQUARE]
         if any(row is None for row in four):
             continue

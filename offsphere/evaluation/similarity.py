@@ -16,6 +16,7 @@ Angle" (arXiv 2504.16318), which gives no parameter values: the defaults here ar
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
@@ -50,7 +51,7 @@ COSINE = CORNERS["cosine"]
 T = TypeVar("T")
 
 
-class Similarity:
+class Similarity(ABC):
     """Checks what comes in, once for all; a similarity says how it is fitted, if it is, and scored.
 
     `_fit` is handed the references of the query side and of the item side, or the one that stands
@@ -72,8 +73,8 @@ class Similarity:
     def _fit(self, sides: list[Tensor]) -> Self:
         return self
 
-    def _scores(self, queries: Tensor, items: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def _scores(self, queries: Tensor, items: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,20 @@ def random_picture(seed: int, height: int = 8, width: int = 8) -> Tensor:
     return torch.randint(0, 256, (3, height, width), generator=generator).byte()
 
 
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def random_images(batch: int, height: int, width: int, seed: int = 0) -> Tensor:
+    """Smooth colour pictures with noise, black, white and grey pixels among them."""
+    images = torch.randint(0, 256, (batch, 3, height, width), generator=generator(seed))
+    images[:, :, 0, 0] = 0
+    images[:, :, 0, 1] = 255
+    images[:, :, 1, 0] = 128
+    images[:, :, 1, 1] = torch.tensor([200, 100, 100])
+    return images.byte()
+
+
 def encoded(pixels: Tensor, kind: str = "png") -> bytes:
     buffer = io.BytesIO()
     image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())

@@ -10,6 +10,7 @@ import pytest
 import torch
 from lightly.transforms.simclr_transform import SimCLRViewTransform
 from PIL import Image
+from samples import generator, random_images
 from scipy import stats
 from torch import Tensor
 
@@ -17,20 +18,6 @@ from offsphere.data.views import (
     Views,
 )
 from vision.views import gallery, lightly_views
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def random_images(batch: int, height: int, width: int, seed: int = 0) -> Tensor:
-    """Smooth colour pictures with noise, black, white and grey pixels among them."""
-    images = torch.randint(0, 256, (batch, 3, height, width), generator=generator(seed))
-    images[:, :, 0, 0] = 0
-    images[:, :, 0, 1] = 255
-    images[:, :, 1, 0] = 128
-    images[:, :, 1, 1] = torch.tensor([200, 100, 100])
-    return images.byte()
 
 
 def same_distribution(ours: Tensor, theirs: Tensor) -> bool:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import generator, random_images
 from scipy import stats
 from torch import Tensor
 from torchvision.transforms import v2
@@ -31,20 +32,6 @@ from offsphere.data.views import (
 )
 
 PIXEL_TOLERANCE = 2e-6
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def random_images(batch: int, height: int, width: int, seed: int = 0) -> Tensor:
-    """Smooth colour pictures with noise, black, white and grey pixels among them."""
-    images = torch.randint(0, 256, (batch, 3, height, width), generator=generator(seed))
-    images[:, :, 0, 0] = 0
-    images[:, :, 0, 1] = 255
-    images[:, :, 1, 0] = 128
-    images[:, :, 1, 1] = torch.tensor([200, 100, 100])
-    return images.byte()
 
 
 def random_pixels(batch: int, size: int) -> Tensor:

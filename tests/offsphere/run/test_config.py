@@ -285,7 +285,7 @@ def test_the_hash_is_pinned_across_versions_and_processes():
     ("changes", "middle"),
     [
         ({}, ""),
-        ({"data": "folder:/home/me/my images/"}, "-folder_my_images"),
+        ({"data": "folder:/data/me/my images/"}, "-folder_my_images"),
         ({"data": "folder:my_images", "lr": 0.004}, "-folder_my_images-lr0.004"),
         ({"lr": 1e-05, "batch_size": 64, "loss": "dcl"}, "-loss_dcl-batch_size64-lr1e-05"),
         ({"data": "wds:shards/train-{000..001}.tar"}, "-wds_train-_000..001"),

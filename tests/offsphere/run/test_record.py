@@ -365,7 +365,7 @@ def test_provenance_tells_the_machine_and_no_secrets(tmp_path, monkeypatch):
     argv = [
         str(tmp_path / "train.py"),
         "--cell=dot",
-        "--data=folder:/home/someone/pictures",
+        "--data=folder:/data/someone/pictures",
         "/a/b",
     ]
     monkeypatch.setattr(sys, "argv", argv)
