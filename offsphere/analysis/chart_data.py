@@ -19,6 +19,8 @@ from offsphere.page.charts import Columns, columns
 EFFECTS = ("left norm discarded", "right norm discarded", "interaction")
 SIDES = {1.0: "discarded", 0.0: "kept"}
 """What an exponent does to a side's norm."""
+CURVE_DIGITS = 3
+"""A line's height on the screen; curves are the largest part of a page."""
 
 
 def controls(panel: Panel) -> dict[str, list[tuple[str, str]]]:
@@ -49,7 +51,9 @@ def datasets(panel: Panel, metrics: Sequence[str] | None = None) -> dict[str, Co
             for context, square in metric.squares.items()
             for what, x in zip(EFFECTS, square, strict=True)
         ),
-        "curves": columns(row for name in curves for row in _curve_rows(panel, name)),
+        "curves": columns(
+            (row for name in curves for row in _curve_rows(panel, name)), CURVE_DIGITS
+        ),
         "norms": columns(_norm_rows(panel)),
         "scored": columns(_scored_rows(panel)),
         "reference": columns(

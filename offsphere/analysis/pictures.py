@@ -1,6 +1,6 @@
 """The figures that runs drew, as pictures small enough for the page. No torch.
 
-A run leaves PNG files in its folder; `<study>/figures/<part>/<name>.*` stands for them where the
+A run leaves PNG files in its folder; `<study>/figures/<part>/<name>.webp` stands for them where the
 run folders are not. Shown are those that have a caption, of the first finished run of a part in
 which nothing is compared.
 """
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 PICTURES = "figures"
 COLOURS = 64
-"""Enough for lines and letters; a heat map is smaller as WebP."""
-WEBP_QUALITY = 80
-MEDIA = {".png": "image/png", ".webp": "image/webp"}
+"""Enough for lines and letters, which are kept as they are; a heat map is smaller with losses."""
+QUALITY = 60
 
 
 class Drawing(NamedTuple):
@@ -44,14 +43,13 @@ class Picture(NamedTuple):
     part: str
     script: str
     name: str
-    suffix: str
     content: bytes
     width: int
     height: int
 
     @property
     def address(self) -> str:
-        return f"data:{MEDIA[self.suffix]};base64,{base64.b64encode(self.content).decode()}"
+        return f"data:image/webp;base64,{base64.b64encode(self.content).decode()}"
 
 
 def drawings(folder: str | Path, runs: pd.DataFrame) -> list[Drawing]:
@@ -64,8 +62,8 @@ def drawings(folder: str | Path, runs: pd.DataFrame) -> list[Drawing]:
             continue
         run, own = folder / str(finished["run"].iloc[0]), plain_name(name or script)
         stored = not (run / "config.yaml").exists()
-        files = (folder / PICTURES / own).glob("*.*") if stored else run.glob("*.png")
-        by_name = {file.stem: file for file in files if file.suffix in MEDIA}
+        files = (folder / PICTURES / own).glob("*.webp") if stored else run.glob("*.png")
+        by_name = {file.stem: file for file in files}
         found += [
             Drawing(own, script, name, by_name[name], stored)
             for of, name in CAPTIONS
@@ -78,15 +76,15 @@ def picture_of(drawing: Drawing) -> Picture:
     """A figure as it was stored, or made small from what the run drew."""
     from PIL.Image import open as open_image
 
-    content, suffix = drawing.file.read_bytes(), drawing.file.suffix
+    content = drawing.file.read_bytes()
     try:
         with open_image(io.BytesIO(content)) as image:
             size = image.size
             if not drawing.stored:
-                content, suffix = _smallest(image.convert("RGB"))
+                content = _smallest(image.convert("RGB"))
     except OSError as error:
         raise ValueError(f"{drawing.file} cannot be read as a picture: {error}") from None
-    return Picture(drawing.part, drawing.script, drawing.name, suffix, content, *size)
+    return Picture(drawing.part, drawing.script, drawing.name, content, *size)
 
 
 def write_pictures(folder: str | Path) -> None:
@@ -98,7 +96,7 @@ def write_pictures(folder: str | Path) -> None:
         picture = picture_of(drawing)
         home = folder / PICTURES / drawing.part
         home.mkdir(parents=True, exist_ok=True)
-        file = home / f"{drawing.name}{picture.suffix}"
+        file = home / f"{drawing.name}.webp"
         atomic_write(file, lambda out, content=picture.content: out.write(content))
         written.setdefault(home, set()).add(file)
     for home, files in written.items():
@@ -115,12 +113,11 @@ def figures_by_claim(folder: str | Path) -> dict[str, list[str]]:
     return found
 
 
-def _smallest(image: Image) -> tuple[bytes, str]:
-    """(content, suffix) of the smaller of a PNG with few colours and a WebP."""
+def _smallest(image: Image) -> bytes:
+    """The smaller WebP of two: few colours without losses, or all colours with losses."""
     from PIL.Image import Dither
 
-    few, png, webp = image.quantize(COLOURS, dither=Dither.NONE), io.BytesIO(), io.BytesIO()
-    few.save(png, format="PNG", optimize=True)
-    image.save(webp, format="WEBP", quality=WEBP_QUALITY)
-    forms = [(png.getvalue(), ".png"), (webp.getvalue(), ".webp")]
-    return min(forms, key=lambda form: len(form[0]))
+    few, exact, lossy = image.quantize(COLOURS, dither=Dither.NONE), io.BytesIO(), io.BytesIO()
+    few.convert("RGB").save(exact, format="WEBP", lossless=True, quality=100, method=6)
+    image.save(lossy, format="WEBP", quality=QUALITY, method=6)
+    return min(exact.getvalue(), lossy.getvalue(), key=len)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from offsphere.page.looks import COLOURS, Look
-from offsphere.page.numbers import short
+from offsphere.page.numbers import DIGITS, short
 from offsphere.run.files import atomic_write
 
 Chart = dict[str, Any]
@@ -64,11 +64,11 @@ SCALE = 2.0
 """Pixels of a PNG for each pixel of a chart."""
 
 
-def columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def columns(rows: Iterable[Mapping[str, Any]], digits: int = DIGITS) -> dict[str, list[Any]]:
     """Rows as columns, each number with the digits that a page carries."""
     found = list(rows)
     names = dict.fromkeys(name for row in found for name in row)
-    return {name: [_plain(row.get(name)) for row in found] for name in names}
+    return {name: [_plain(row.get(name), digits) for row in found] for name in names}
 
 
 def scales(names: Sequence[str], looks: Sequence[Look]) -> tuple[Chart, Chart]:
@@ -117,7 +117,7 @@ def _rows(datasets: Datasets) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, digits: int) -> Any:
     if isinstance(value, float):
-        return short(value)
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+        return short(value, digits)
+    return [_plain(each, digits) for each in value] if isinstance(value, list | tuple) else value

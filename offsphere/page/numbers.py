@@ -61,9 +61,9 @@ def with_minus(text: str) -> str:
     return re.sub(r"(?<![\w.])-(?=\d)", "−", text)
 
 
-def short(value: float | None) -> float | None:
+def short(value: float | None, digits: int = DIGITS) -> float | None:
     """A number as a page carries it for its charts; None where it is not finite."""
     if value is None or not math.isfinite(value):
         return None
-    rounded = float(f"{value:.{DIGITS}g}")
+    rounded = float(f"{value:.{digits}g}")
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
