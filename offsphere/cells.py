@@ -15,15 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from offsphere.names import CELLS, CORNERS, parse_cell
-from offsphere.precision import at_least_float32, outside_autocast
+from offsphere.precision import at_least_float32, compiling, outside_autocast
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-__all__ = ["CELLS", "Cell", "calibration_ratio", "shrink"]
+__all__ = ["CELLS", "Cell", "calibrate", "calibration_ratio", "shrink"]
 
 SMALLEST_NORM = 1e-12
 """Shorter vectors count as this long, so that zero stays finite in value and gradient."""
+ROUNDED_UP = 1.001
+"""No product of two rows that are to have length one is larger."""
 SLAB = 2**22
 """Scores that a calibration holds at once (16 MB in float32)."""
 
@@ -125,6 +127,48 @@ def calibration_ratio(
             f"for {cell.name}. Use more negatives, an encoder that is not constant, or scale=fixed."
         )
     return spread / reference
+
+
+def calibrate(
+    ratio: Float[Tensor, ""],
+    cell: Cell,
+    left: Float[Tensor, "n d"],
+    right: Float[Tensor, "m d"],
+    exclude: tuple[int, ...],
+    *,
+    training: bool,
+) -> None:
+    """Write the ratio that the first training batch gives; one that is known stays."""
+    if compiling():
+        exponents = torch.stack([torch.as_tensor(g) for g in cell.exponents])
+        _calibrate_op(ratio, left, right, exponents, list(exclude), training)
+    elif ratio.isnan():
+        if not training:
+            raise ValueError(
+                "Expected a calibrated loss, got one before its first training batch. Call it once "
+                "in training mode, load a checkpoint, or use scale=fixed."
+            )
+        ratio.copy_(calibration_ratio(cell, left, right, exclude=exclude))
+
+
+@torch.library.custom_op("offsphere::calibrate", mutates_args=("ratio",))
+def _calibrate_op(
+    ratio: Tensor,
+    left: Tensor,
+    right: Tensor,
+    exponents: Tensor,
+    exclude: list[int],
+    training: bool,
+) -> None:
+    """The same in a compiled step, whose values are known only when it runs."""
+    g_left, g_right = exponents.tolist()
+    cell = Cell(exponents=(g_left, g_right))
+    calibrate(ratio, cell, left, right, tuple(exclude), training=training)
+
+
+@_calibrate_op.register_fake
+def _(ratio, left, right, exponents, exclude, training):
+    return None
 
 
 def _row_spread(left: Tensor, right: Tensor, exclude: tuple[int, ...], groups: int) -> Tensor:

@@ -30,11 +30,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from offsphere import losses
-from offsphere.cells import Cell, calibration_ratio, shrink
+from offsphere.cells import ROUNDED_UP, Cell, calibrate, shrink
 from offsphere.momentum import Queue
-from offsphere.names import SCALES, unknown
+from offsphere.names import LOSS_PRECISIONS, SCALES, unknown
 from offsphere.precision import at_least_float32, compiling, row_products, transformed
-from offsphere.split import ALONE, Split, gather_with_gradient, process_count
+from offsphere.split import Split, gather_with_gradient, process_count
 from offsphere.streamed import bad_temperature
 from offsphere.variance import negative_variance, spread_out
 
@@ -62,6 +62,7 @@ class _DropIn(nn.Module):
         population: int | None,
         gor_weight: float,
         scale: str,
+        loss_precision: str,
     ) -> None:
         super().__init__()
         if gor_weight < 0:
@@ -75,6 +76,8 @@ class _DropIn(nn.Module):
             )
         if scale not in SCALES:
             raise unknown("scale", scale, SCALES)
+        if loss_precision not in LOSS_PRECISIONS:
+            raise unknown("loss_precision", loss_precision, LOSS_PRECISIONS)
         self.cell = Cell(cell) if isinstance(cell, str) else cell
         self.variance_weight = variance_weight
         self.population = population
@@ -84,8 +87,10 @@ class _DropIn(nn.Module):
             # NaN until the first training batch has set it; with scale=fixed no state is kept.
             self.register_buffer("ratio", torch.tensor(math.nan))
         self._ready = self._bank_scaled = False
+        self._host_ratio = 1.0 if scale == "fixed" else math.nan
         self._calls, self._version = 0, -1
-        self._split, self._local = ALONE, False
+        self._alone = self._split = Split(precision=loss_precision)
+        self._local = False
         self.register_load_state_dict_post_hook(_look_again)
 
     def _sides(self, left: Tensor, right: Tensor, gather: bool) -> list[Tensor]:
@@ -100,10 +105,11 @@ class _DropIn(nn.Module):
             raise ValueError("Expected at least one pair, got an empty batch.")
         sides = [at_least_float32(x) for x in (left, right)]
         if not gather:
-            self._split = ALONE
+            self._split = self._alone
             return sides
         gathered = [gather_with_gradient(x) for x in sides]
-        self._split = Split(dist.get_rank(), dist.get_world_size(), local=self._local)
+        place = dist.get_rank(), dist.get_world_size()
+        self._split = Split(*place, local=self._local, precision=self._alone.precision)
         return gathered
 
     def _temperature(
@@ -114,14 +120,9 @@ class _DropIn(nn.Module):
         if self.scale == "fixed":
             return given
         if not self._ready:
-            if self.ratio.isnan() and not self.training:
-                raise ValueError(
-                    "Expected a calibrated loss, got one before its first training batch. Call it "
-                    "once in training mode, load a checkpoint, or use scale=fixed."
-                )
-            if self.ratio.isnan():
-                ratio = calibration_ratio(self.cell, left.detach(), right.detach(), exclude=exclude)
-                self.ratio.copy_(ratio)
+            calibrate(self.ratio, self.cell, left, right, exclude, training=self.training)
+            if not compiling():
+                self._host_ratio = self.ratio.item()
             self._ready = True
         return self.ratio.to(left.device) * given
 
@@ -148,11 +149,11 @@ class _DropIn(nn.Module):
                 stacklevel=6,
             )
 
-    def _largest(self, temperature: float | Tensor) -> float:
-        """A bound of the scores' size: known of unit rows if the temperature is a number."""
-        if self.cell.name != "cosine" or isinstance(temperature, Tensor):
+    def _largest(self, scale: float | Tensor) -> float:
+        """A bound of the scores' size: known of unit rows if what multiplies them is a number."""
+        if self.cell.name != "cosine" or isinstance(scale, Tensor):
             return math.inf
-        return 1.001 / temperature  # rows have length one but for rounding
+        return ROUNDED_UP * scale / self._host_ratio
 
     def _variance(self, left: Tensor, right: Tensor, paired: bool = True) -> Tensor | float:
         """The weighted variance term on cosines."""
@@ -199,9 +200,10 @@ class ClipLoss(_DropIn):
         population: int | None = None,
         gor_weight: float = 0.0,
         scale: str = "fixed",
+        loss_precision: str = "tf32",
     ) -> None:
         _refuse_horovod(use_horovod)
-        super().__init__(cell, variance_weight, population, gor_weight, scale)
+        super().__init__(cell, variance_weight, population, gor_weight, scale, loss_precision)
         self.local_loss = self._local = local_loss
         self.gather_with_grad = gather_with_grad
         self.cache_labels = cache_labels
@@ -228,7 +230,8 @@ class ClipLoss(_DropIn):
         else:
             temperature = self._temperature(given, image, text)
             left, right = self.cell(image, text)
-            loss = losses.info_nce(left, right, temperature, split=self._split)
+            largest = self._largest(logit_scale)
+            loss = losses.info_nce(left, right, temperature, largest=largest, split=self._split)
         variance, gor = self._variance(image, text), self._gor(image, text)
         return _named(loss + unseen, variance, gor, output_dict)
 
@@ -250,8 +253,9 @@ class SigLipLoss(_DropIn):
         population: int | None = None,
         gor_weight: float = 0.0,
         scale: str = "fixed",
+        loss_precision: str = "tf32",
     ) -> None:
-        super().__init__(cell, variance_weight, population, gor_weight, scale)
+        super().__init__(cell, variance_weight, population, gor_weight, scale, loss_precision)
         if dist_impl and dist_impl not in DIST_IMPLS:
             raise unknown("dist_impl", dist_impl, DIST_IMPLS)
         self.cache_labels = cache_labels
@@ -295,9 +299,10 @@ class NTXentLoss(_DropIn):
         population: int | None = None,
         gor_weight: float = 0.0,
         scale: str = "fixed",
+        loss_precision: str = "tf32",
     ) -> None:
         _check_lightly(temperature, gather_distributed)
-        super().__init__(cell, variance_weight, population, gor_weight, scale)
+        super().__init__(cell, variance_weight, population, gor_weight, scale, loss_precision)
         self.temperature = temperature
         self.gather_distributed = gather_distributed
         self.memory_bank = _bank(memory_bank_size)
@@ -311,7 +316,7 @@ class NTXentLoss(_DropIn):
         stacked, n = torch.cat([out0, out1]), len(out0)
         temperature = self._temperature(self.temperature, stacked, stacked, (0, n, -n))
         left, right = self.cell(stacked, stacked)
-        largest = self._largest(temperature)
+        largest = self._largest(1 / self.temperature)
         loss = losses.nt_xent(left, right, temperature, largest=largest, split=self._split)
         return loss + self._variance(out0, out1) + self._gor(out0, out1)
 
@@ -323,18 +328,20 @@ class NTXentLoss(_DropIn):
         train = out0.requires_grad
         gather = self.gather_distributed and process_count() > 1
         out0, out1 = self._sides(out0, out1, gather=False)
-        if not self._bank_scaled and not bank.filled:
-            norms = torch.linalg.vector_norm(out1.detach(), dim=1, keepdim=True)
-            bank.rows.mul_(norms[torch.arange(len(bank.rows)) % len(norms)])
+        if not self._bank_scaled:
+            norms = torch.linalg.vector_norm(out1.detach(), dim=1, keepdim=True).to(bank.rows)
+            at = torch.arange(len(bank.rows), device=norms.device) % len(norms)
+            bank.rows.mul_(torch.where(bank.filled > 0, 1.0, norms[at]))
             bank.filled.fill_(len(bank.rows))
-        self._bank_scaled = True
+            self._bank_scaled = True
         # A copy: the keys that are enqueued below are not this step's negatives.
         negatives = bank.rows.to(out0, copy=True)
         temperature = self._temperature(self.temperature, out0, out1)
         left, right = self.cell(out0, out1)
         queue = self.cell.shrink_right(negatives)
-        largest = self._largest(temperature)
-        loss = losses.moco_nce(left, right, queue, temperature, largest=largest)
+        largest = self._largest(1 / self.temperature)
+        known = {"largest": largest, "split": self._alone}
+        loss = losses.moco_nce(left, right, queue, temperature, **known)
         loss = loss + self._variance(out0, negatives, paired=False)
         loss = loss + self._gor(out0, negatives, paired=False)
         if train:
@@ -356,9 +363,10 @@ class DCLLoss(_DropIn):
         population: int | None = None,
         gor_weight: float = 0.0,
         scale: str = "fixed",
+        loss_precision: str = "tf32",
     ) -> None:
         _check_lightly(temperature, gather_distributed)
-        super().__init__(cell, variance_weight, population, gor_weight, scale)
+        super().__init__(cell, variance_weight, population, gor_weight, scale, loss_precision)
         self.temperature = temperature
         self.weight_fn = weight_fn
         self.gather_distributed = gather_distributed
@@ -373,7 +381,7 @@ class DCLLoss(_DropIn):
             )
         temperature = self._temperature(self.temperature, stacked, stacked, (0, n, -n))
         left, right = self.cell(stacked, stacked)
-        largest = self._largest(temperature)
+        largest = self._largest(1 / self.temperature)
         loss = losses.dcl(left, right, temperature, largest=largest, split=self._split)
         if self.weight_fn is not None:
             weight = torch.cat(
@@ -387,9 +395,10 @@ class DCLLoss(_DropIn):
 def _temperature_of(logit_scale: float | Tensor, like: Tensor) -> Float[Tensor, ""]:
     scale = losses.one_value(logit_scale, "logit_scale", like)
     unseen = scale.device.type != "cpu" or compiling() or transformed()
-    if not unseen and not 0 < scale.item() < math.inf:
+    number = scale.item() if isinstance(logit_scale, Tensor) and not unseen else logit_scale
+    if not (isinstance(number, Tensor) or 0 < number < math.inf):
         raise ValueError(
-            f"Expected a logit_scale above 0, got {scale.item():g}. It multiplies the scores: "
+            f"Expected a logit_scale above 0, got {number:g}. It multiplies the scores: "
             "open_clip's models return model.logit_scale.exp()."
         )
     return 1 / scale

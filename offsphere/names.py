@@ -81,6 +81,7 @@ PAIR_LOSSES = tuple(name for name, row in LOSSES.items() if row.form == "pairs")
 VIEW_LOSSES = tuple(name for name, row in LOSSES.items() if row.form == "views")
 DIRECTIONS = ("both", "left_to_right", "right_to_left")
 SCALES = ("calibrated", "fixed")
+LOSS_PRECISIONS = ("fp32", "tf32")
 VARIANCE_ON = ("cosine", "score")
 LARGEST_SCALE = 100.0
 """A learnable scale (1 / temperature) stays between 1 and 100, as in CLIP, over the ratio r."""

@@ -5,23 +5,25 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from offsphere import losses
-from offsphere.cells import Cell, calibration_ratio, shrink
+from offsphere.cells import ROUNDED_UP, Cell, calibration_ratio, shrink
 from offsphere.names import (
     DIRECTIONS,
     LARGEST_SCALE,
+    LOSS_PRECISIONS,
     LOSSES,
     SCALES,
     VARIANCE_ON,
     unknown,
 )
 from offsphere.precision import at_least_float32
-from offsphere.split import ALONE, Split
+from offsphere.split import Split
 from offsphere.streamed import bad_temperature
 from offsphere.variance import negative_variance, spread_out
 
@@ -66,6 +68,7 @@ class Objective(nn.Module):
         variance_on: str = "cosine",
         gor_weight: float = 0.0,
         negatives: int | None = None,
+        loss_precision: str = "tf32",
     ) -> None:
         super().__init__()
         for what, got, expected in (
@@ -73,6 +76,7 @@ class Objective(nn.Module):
             ("scale", scale, SCALES),
             ("direction", direction, DIRECTIONS),
             ("variance_on", variance_on, VARIANCE_ON),
+            ("loss_precision", loss_precision, LOSS_PRECISIONS),
         ):
             if got not in expected:
                 raise unknown(what, got, expected)
@@ -90,7 +94,7 @@ class Objective(nn.Module):
                 f"{loss}. (moco_nce has its negatives from the queue: change its size.)"
             )
         self.cell = Cell(cell) if isinstance(cell, str) else cell
-        self.split: Split = ALONE
+        self.split = Split(precision=loss_precision)
         """The ranks that share the loss; each gives it the rows of all."""
         self.loss, self.row = loss, row
         self.negatives = negatives
@@ -111,6 +115,10 @@ class Objective(nn.Module):
         # NaN until the first training batch has set it.
         self.register_buffer("ratio", torch.tensor(1.0 if scale == "fixed" else math.nan))
         self._calibrated = scale == "fixed"
+        self._largest = math.inf
+        """A bound of the scores' size, where the host knows it."""
+        if self._calibrated:
+            self._bound_scores()
         self.register_load_state_dict_post_hook(_forget_calibration)
 
     @property
@@ -123,10 +131,13 @@ class Objective(nn.Module):
         """The loss is the function of its name, its within-view form that of NAME_within."""
         return getattr(losses, f"{self.loss}_within" if self.within_view else self.loss)
 
-    def _shared(self, split: Split) -> dict[str, Split]:
-        """What a loss is told of ranks; one that does not ask is whole on each, which is right."""
-        asks = split.count > 1 and "split" in inspect.signature(self._function).parameters
-        return {"split": split} if asks else {}
+    def _known(self, split: Split) -> dict[str, Any]:
+        """What a loss is told of its scores and of ranks, if it asks.
+
+        One that does not ask for ranks is whole on each, which is right.
+        """
+        known = {"largest": self._largest, "split": split}
+        return {name: x for name, x in known.items() if name in _parameters(self._function)}
 
     def forward(
         self,
@@ -214,13 +225,13 @@ class Objective(nn.Module):
         group: int | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The contrastive loss, and two sides whose products are the negatives' scores over r."""
-        temperature = self.temperature
+        temperature, alone = self.temperature, Split(precision=self.split.precision)
         if self.row.form == "views":
             stacked = torch.cat([left, right])
             rows, candidates = self.cell(stacked, stacked)
 
-            def views(a: Tensor, b: Tensor, split: Split = ALONE) -> Tensor:
-                return self._function(a, b, temperature, **self._shared(split))
+            def views(a: Tensor, b: Tensor, split: Split = alone) -> Tensor:
+                return self._function(a, b, temperature, **self._known(split))
 
             value = (
                 views(rows, candidates, self.split)
@@ -234,8 +245,7 @@ class Objective(nn.Module):
         scaled = left / self.ratio
         if queue is not None:
             queue = self.cell.shrink_right(queue)
-            shared = self._shared(self.split)
-            value = self._function(left, right, queue, temperature, **shared)
+            value = self._function(left, right, queue, temperature, **self._known(self.split))
             return value, scaled, queue
         if self.loss == "spectral":  # Gram matrices of groups need no blocks of scores
             value = losses.spectral(left / temperature, right, group=group, split=self.split)
@@ -245,7 +255,7 @@ class Objective(nn.Module):
             return value, scaled, right
 
         def pairs(a: Tensor, b: Tensor) -> Tensor:
-            return self._pairs(a, b, temperature, None, ALONE)
+            return self._pairs(a, b, temperature, None, alone)
 
         return losses.in_groups(pairs, left, right, group, split=self.split), scaled, right
 
@@ -258,16 +268,16 @@ class Objective(nn.Module):
         split: Split,
     ) -> Tensor:
         """A loss of aligned pairs, as the settings want it, on sides that the cell has shrunk."""
-        shared = self._shared(split)
+        known = self._known(split)
         if self.row.bias:
-            return self._function(left, right, temperature, self.bias, **shared)
+            return self._function(left, right, temperature, self.bias, **known)
         if not self.row.directed:
-            return self._function(left, right, temperature, **shared)
+            return self._function(left, right, temperature, **known)
         both_ways = self.direction == "both"
         if self.direction == "right_to_left":
             left, right = right, left
         if hard_negatives is None:
-            return self._function(left, right, temperature, both_ways=both_ways, **shared)
+            return self._function(left, right, temperature, both_ways=both_ways, **known)
         if self.direction == "right_to_left":
             raise ValueError("Expected no hard_negatives for right_to_left: they are right rows.")
         hard_negatives = self.cell.shrink_right(hard_negatives)
@@ -277,7 +287,7 @@ class Objective(nn.Module):
             temperature,
             both_ways=both_ways,
             hard_negatives=hard_negatives,
-            **shared,
+            **known,
         )
 
     def _on_one_scale(
@@ -321,6 +331,17 @@ class Objective(nn.Module):
                 ratio = calibration_ratio(self.cell, left, right, groups=groups)
             self.ratio.copy_(ratio)
         self._calibrated = True
+        self._bound_scores()
+
+    def _bound_scores(self) -> None:
+        """Rows of the cosine cell have length one; asked once, as it waits for the device."""
+        known = self.cell.name == "cosine" and not isinstance(self.log_scale, nn.Parameter)
+        self._largest = ROUNDED_UP / self.temperature.item() if known else math.inf
+
+
+@cache
+def _parameters(function: Callable[..., Tensor]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 def _forget_calibration(objective: Objective, _keys: object) -> None:

@@ -1,12 +1,20 @@
-"""Float32 whatever the trainer's precision is, and whether torch transforms the computation."""
+"""Float32 whatever the trainer's precision is, and whether torch transforms the computation.
+
+Only the matrix products of a loss are rounded to tf32, on CUDA devices and if `loss_precision` says
+so: their operands then have 10 bits after the point, and sums stay float32.
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
+
+TF32_DEVICES = ("cuda",)
+"""Devices that multiply in tf32; others have no such setting."""
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -20,9 +28,29 @@ def autocasts(x: Tensor) -> bool:
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
-def outside_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """A context in which x's device computes in the precision of its tensors."""
-    return torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext()
+def outside_autocast(x: Tensor, products: str | None = None) -> AbstractContextManager[object]:
+    """A context in which x's device computes in the precision of its tensors.
+
+    `products` (see `names.LOSS_PRECISIONS`) is that of its float32 matrix products; without it they
+    are as torch is set.
+    """
+    plain = torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext()
+    if products is None or x.device.type not in TF32_DEVICES:
+        return plain
+    return _multiplying(products, plain)
+
+
+@contextmanager
+def _multiplying(products: str, around: AbstractContextManager[object]) -> Iterator[None]:
+    """torch has one such setting for all its threads: it is put back, whatever happens."""
+    setting = torch.backends.cuda.matmul
+    before = setting.fp32_precision
+    setting.fp32_precision = "tf32" if products == "tf32" else "ieee"
+    try:
+        with around:
+            yield
+    finally:
+        setting.fp32_precision = before
 
 
 def row_products(a: Tensor, b: Tensor) -> Tensor:

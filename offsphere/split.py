@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 class Split:
     """This process among `count` that share a loss; alone, it exchanges nothing."""
 
-    def __init__(self, rank: int = 0, count: int = 1, *, local: bool = False) -> None:
+    def __init__(
+        self, rank: int = 0, count: int = 1, *, local: bool = False, precision: str = "tf32"
+    ) -> None:
         self.rank, self.count = rank, count
+        self.precision = precision
+        """Of the loss's matrix products on an accelerator: see `precision.outside_autocast`."""
         self.local = local
         """Whether the value of a loss of pairs is that of this rank's rows; the mean over the ranks
         is then the whole, and the gradients are the same."""

@@ -101,7 +101,7 @@ def log_partitions(
         needs = [isinstance(x, Tensor) and x.requires_grad for x in inputs]
         t = torch.as_tensor(temperature, dtype=left.dtype, device=left.device)
         lists = (weight, list(exclude), list(positive), columns)
-        return _log_partitions_op(left, right, t, own, *lists, largest, needs)[0]
+        return _log_partitions_op(left, right, t, own, *lists, largest, split.precision, needs)[0]
     value: Tensor = (
         _LogPartitions.apply(*inputs, *how, largest, split)  # pyright: ignore
         if found is None
@@ -128,7 +128,7 @@ def softplus_sum(
             return _plain_softplus(*inputs, weight)
     if compiling() and split.count == 1:
         t = torch.as_tensor(temperature, dtype=left.dtype, device=left.device)
-        return _softplus_op(left, right, t, bias, weight)[0]
+        return _softplus_op(left, right, t, bias, weight, split.precision)[0]
     return _SoftplusSum.apply(*inputs, weight, split)  # pyright: ignore
 
 
@@ -137,7 +137,7 @@ class _LogPartitions(torch.autograd.Function):
     def forward(ctx, left, right, temperature, own, *how):
         inputs = (left, right, temperature, own)
         sweep = _sweep_for(left, right, own, exclude=how[1], positive=how[2], split=how[-1])
-        with outside_autocast(left):
+        with outside_autocast(left, how[-1].precision):
             value, *grads = sweep(*inputs, *how, needs_grad=ctx.needs_input_grad[:4])
         _save(ctx, inputs, grads)
         ctx.how = how[:-2]
@@ -153,7 +153,7 @@ class _SoftplusSum(torch.autograd.Function):
     def forward(ctx, left, right, temperature, bias, weight, split):
         inputs = (left, right, temperature, bias)
         sweep = strips.sweep_softplus if _in_strips(left) else tiles.sweep_softplus
-        with outside_autocast(left):
+        with outside_autocast(left, split.precision):
             value, *grads = sweep(*inputs, weight, split, any(ctx.needs_input_grad))
         _save(ctx, inputs, grads)
         ctx.how = (weight,)
@@ -201,6 +201,7 @@ def _log_partitions_op(
     positive: list[int],
     columns: int,
     largest: float,
+    precision: str,
     needs_grad: list[bool],
 ) -> list[Tensor]:
     """The value and four gradients; one that is not needed is empty."""
@@ -208,14 +209,27 @@ def _log_partitions_op(
     if not _in_strips(left):
         largest = scores_bound(temperature, *(x for x in (left, right) if x is not None))
     sweep = _sweep_for(left, right, own, *how[1:], ALONE)
-    value, *grads = sweep(*inputs, *how, columns, largest, ALONE, needs_grad=needs_grad)
+    with outside_autocast(left, precision):
+        value, *grads = sweep(*inputs, *how, columns, largest, ALONE, needs_grad=needs_grad)
     if not _in_strips(left) and _seen(own, *how[1:]):
         value = _with_digits(value, inputs, (*how, columns))
     return _whole(value, grads)
 
 
 @_log_partitions_op.register_fake
-def _(left, right, temperature, own, weight, exclude, positive, columns, largest, needs_grad):
+def _(
+    left,
+    right,
+    temperature,
+    own,
+    weight,
+    exclude,
+    positive,
+    columns,
+    largest,
+    precision,
+    needs_grad,
+):
     needed = (*needs_grad[:3], own is not None and any(needs_grad))
     inputs = zip((left, right, temperature, own), (any(needs_grad), *needed[1:]), strict=True)
     return [
@@ -226,18 +240,19 @@ def _(left, right, temperature, own, weight, exclude, positive, columns, largest
 
 @torch.library.custom_op("offsphere::softplus_sum", mutates_args=())
 def _softplus_op(
-    left: Tensor, right: Tensor, temperature: Tensor, bias: Tensor, weight: float
+    left: Tensor, right: Tensor, temperature: Tensor, bias: Tensor, weight: float, precision: str
 ) -> list[Tensor]:
     """The value and the gradients of the four."""
     sweep = strips.sweep_softplus if _in_strips(left) else tiles.sweep_softplus
     if not _in_strips(left):
         scores_bound(temperature, left, right)
-    value, *grads = sweep(left, right, temperature, bias, weight, ALONE, True)
+    with outside_autocast(left, precision):
+        value, *grads = sweep(left, right, temperature, bias, weight, ALONE, True)
     return _whole(value, grads)
 
 
 @_softplus_op.register_fake
-def _(left, right, temperature, bias, weight):
+def _(left, right, temperature, bias, weight, precision):
     return [left.new_empty(x.shape) for x in (bias, left, right, temperature, bias)]
 
 

@@ -185,7 +185,7 @@ class _FromGrams(torch.autograd.Function):
     @staticmethod
     def forward(ctx, u, v, shift, paired, split):
         ours, theirs = u[split.mine(len(u))], v[split.mine(len(v))]
-        with torch.autocast(u.device.type, enabled=False):
+        with outside_autocast(u, split.precision):
             gram_u = split.sum_(ours.T @ ours)
             gram_v = gram_u if v is u else split.sum_(theirs.T @ theirs)
             sum_u, sum_v = u.sum(0), v.sum(0)
@@ -206,7 +206,7 @@ class _FromGrams(torch.autograd.Function):
         u, v, gram_u, gram_v, sum_u, sum_v, positives = ctx.saved_tensors
         scale = 2 * grad_outputs[0] * ctx.split.count / ctx.count
         at_u, at_v = ctx.split.mine(len(u)), ctx.split.mine(len(v))
-        with outside_autocast(u):
+        with outside_autocast(u, ctx.split.precision):
             grad_u = torch.addmm(scale * ctx.shift * sum_v, u[at_u], scale * gram_v)
             grad_v = torch.addmm(scale * ctx.shift * sum_u, v[at_v], scale * gram_u)
         if positives is not None:
@@ -222,7 +222,7 @@ class _FromProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, u, v, shift, paired, split):
         mine = split.mine(len(u))
-        with torch.autocast(u.device.type, enabled=False):
+        with outside_autocast(u, split.precision):
             scores = (u[mine] @ v.T).add_(shift)
             if paired:
                 scores.diagonal(mine.start).zero_()
@@ -239,7 +239,7 @@ class _FromProduct(torch.autograd.Function):
         u, v, scores = ctx.saved_tensors
         mine = ctx.split.mine(len(u))
         scores = scores * (2 * grad_outputs[0] * ctx.split.count / ctx.count)
-        with outside_autocast(u):
+        with outside_autocast(u, ctx.split.precision):
             return _among(scores @ v, mine, u), scores.T @ u[mine], None, None, None
 
 

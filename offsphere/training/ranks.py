@@ -100,9 +100,10 @@ def take(batch: Any, part: Rows, of: Rows) -> Any:
 class Ranks(Split):
     """This process among those of its run; alone, it exchanges nothing."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, precision: str = "tf32") -> None:
         alone = not dist.is_initialized()
-        super().__init__(*((0, 1) if alone else (dist.get_rank(), dist.get_world_size())))
+        place = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
+        super().__init__(*place, precision=precision)
         self.device = device
 
     @property
@@ -217,7 +218,7 @@ def connected(settings: TrainSettings, script: str) -> Iterator[Ranks]:
         return
     fabric = _fabric(settings)
     if fabric.world_size == 1:
-        yield Ranks(fabric.device)
+        yield Ranks(fabric.device, settings.loss_precision)
         return
     if not _started_outside() and Path(sys.argv[0]).stem != script:
         raise ValueError(
@@ -227,7 +228,7 @@ def connected(settings: TrainSettings, script: str) -> Iterator[Ranks]:
         )
     _meet(fabric)
     try:
-        yield Ranks(fabric.device)
+        yield Ranks(fabric.device, settings.loss_precision)
     finally:
         dist.destroy_process_group()
 
@@ -235,10 +236,10 @@ def connected(settings: TrainSettings, script: str) -> Iterator[Ranks]:
 def here(settings: TrainSettings) -> Ranks:
     """This process on the device of the settings, in the process group if one exists already."""
     if not _alone(settings):
-        return Ranks(_fabric(settings).device)
+        return Ranks(_fabric(settings).device, settings.loss_precision)
     device = choose_device(settings.device)
     _check_precision(settings, device)
-    return Ranks(device)
+    return Ranks(device, settings.loss_precision)
 
 
 def _alone(settings: TrainSettings) -> bool:

@@ -208,6 +208,7 @@ def objective_of(
         variance_on=settings.variance_on,
         gor_weight=settings.gor_weight,
         negatives=settings.negatives,
+        loss_precision=settings.loss_precision,
     )
 
 

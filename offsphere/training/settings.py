@@ -36,7 +36,8 @@ class TrainSettings:
         "measuring": ((), ("eval_every", "log_every")),
         "machine": (
             ("out", "device", "devices", "workers", "resume"),
-            ("study", "nodes", "threads", "precision", "checkpoint_every", "loggers", "progress"),
+            ("study", "nodes", "threads", "precision", "loss_precision", "checkpoint_every",
+             "loggers", "progress"),
         ),
     }  # fmt: skip
 
@@ -90,6 +91,8 @@ class TrainSettings:
     """CPU threads. Part of the settings, because another number gives other last bits."""
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
     """bf16-mixed is for accelerators. (float16 is not offered: raw scores overflow it.)"""
+    loss_precision: Literal["fp32", "tf32"] = added("tf32")
+    """Of the loss's matrix products on a GPU (sums stay float32); on a CPU both are float32."""
     microbatch: int | None = None
     """Rows that pass the towers at a time, to save memory: the loss and its gradients stay those of
     the whole batch. Not with batch-norm."""
