@@ -24,9 +24,9 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from offsphere.data.images import Images, load_images
 from offsphere.evaluation.geometry import unit
 from offsphere.evaluation.linear_probe import ProbeResult, linear_probe, sgd_probe, standardise
-from vision.images import Images, load_images
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int, UInt8

@@ -65,8 +65,9 @@ def build(
         batch = {name: torch.randint(1, 8000, (rows, 64), generator=draw) for name in names}
         objective = Objective("cosine", "info_nce", population=5000, direction="left_to_right")
         return DualEncoder(make_towers(encoder, settings), objective, settings), batch, settings
+    from offsphere.training import images as experiment
     from offsphere.training.run import objective_of
-    from vision import experiment, train_moco, train_simclr
+    from vision import train_moco, train_simclr
     from vision.methods import MoCo, SimCLR
 
     module = {"train_simclr": train_simclr, "train_moco": train_moco}[lane]

@@ -20,23 +20,23 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from offsphere.data.images import Images, load_images
 from offsphere.encoders.images import ImageEncoder
+from offsphere.training import images as experiment
+from offsphere.training.image_settings import ImageSettings
 from offsphere.training.optim import build_optimizers
 from offsphere.training.run import objective_of
-from vision import experiment
-from vision.images import Images, load_images
 from vision.methods import MoCo, SimCLR
-from vision.settings import VisionSettings
 
 BATCH = 256
 WARM_UP = 3
 
 
-def settings_of(data: str, threads: int) -> VisionSettings:
-    return VisionSettings(data=data, batch_size=BATCH, threads=threads, data_test=data)
+def settings_of(data: str, threads: int) -> ImageSettings:
+    return ImageSettings(data=data, batch_size=BATCH, threads=threads, data_test=data)
 
 
-def our_method(kind: str, settings: VisionSettings, population: int) -> SimCLR | MoCo:
+def our_method(kind: str, settings: ImageSettings, population: int) -> SimCLR | MoCo:
     encoder = experiment.build_encoder(settings)
     views = experiment.two_views(settings)
     if kind == "simclr":
@@ -46,7 +46,7 @@ def our_method(kind: str, settings: VisionSettings, population: int) -> SimCLR |
     return MoCo(encoder, objective, views, settings, queue_size=2048, momentum=0.99, key_groups=4)
 
 
-def our_step(kind: str, images: Images, settings: VisionSettings, clock: Clock):
+def our_step(kind: str, images: Images, settings: ImageSettings, clock: Clock):
     """One training step of ours; the clock is told where the time goes."""
     method = our_method(kind, settings, len(images))
     batches = experiment.TrainingBatches(images, settings)
@@ -107,7 +107,7 @@ class Pictures(torch.utils.data.Dataset):
         return self.transform(to_pil_image(pixels))
 
 
-def lightly_step(kind: str, images: Images, settings: VisionSettings, workers: int):
+def lightly_step(kind: str, images: Images, settings: ImageSettings, workers: int):
     """One training step of the stock recipe, written as lightly's examples write it."""
     from copy import deepcopy
 
@@ -165,7 +165,7 @@ class Embed(nn.Module):
         return self.projector(self.backbone(images))
 
 
-def stock_encoder(settings: VisionSettings) -> Embed:
+def stock_encoder(settings: ImageSettings) -> Embed:
     return Embed(experiment.build_encoder(settings))
 
 

@@ -16,10 +16,10 @@ from crossmodal.evaluate import Evaluator, mean_recall
 from crossmodal.frozen import frozen_features
 from crossmodal.methods import Clip, Look, Pairs
 from crossmodal.settings import DIRECTIONS, MODELS, ClipSettings
-from crossmodal.splits import load_splits
+from crossmodal.splits import CaptionSplits, load_splits
 from crossmodal.stream import StreamedPairs
-from offsphere.data.handed import Handed
-from offsphere.data.views import Views, sample_parameters
+from offsphere.data.splits import Handed
+from offsphere.data.views import Views
 from offsphere.encoders.clip import ClipTowers, clip_towers
 from offsphere.encoders.frozen import frozen_tower
 from offsphere.objective import Objective
@@ -27,6 +27,7 @@ from offsphere.run.command import memory_need
 from offsphere.run.progress import say
 from offsphere.run.record import RunFolder
 from offsphere.training.experiment import Experiment
+from offsphere.training.images import random_views
 from offsphere.training.ranks import Rows, Tensors, share
 from offsphere.training.run import eval_exponents, objective_of
 from offsphere.training.settings import steps_of
@@ -121,11 +122,7 @@ def random_look(towers: ClipTowers, settings: ClipSettings) -> Look:
         return towers.normalise(pixels)
 
     def drawn(pixels: Tensor, step: int, rows: Rows | None = None) -> Tensor:
-        rows = share(len(pixels), 0, 1) if rows is None else rows
-        size = (pixels.shape[2], pixels.shape[3])
-        draw = stream(settings.seed, "augment", step)
-        parameters = sample_parameters(views, rows.total, size, draw)
-        return views.render(pixels, parameters.take(slice(rows.start, rows.stop)))
+        return random_views(views, pixels, stream(settings.seed, "augment", step), rows)
 
     return plain if settings.min_scale == 1 and settings.flip == 0 else drawn
 
@@ -182,6 +179,7 @@ class ClipExperiment(Experiment):
     """A pair of towers for pictures and captions: retrieval both ways, zero-shot classes."""
 
     method: Clip
+    splits: CaptionSplits
     held_out: Captioned | None
 
     def __init__(self, settings: ClipSettings, folder: RunFolder, handed: Handed | None) -> None:
@@ -191,9 +189,6 @@ class ClipExperiment(Experiment):
         self.population = len(self.splits.train)
         on_validation = settings.eval_split == "validation"
         self.held_out = self.splits.test if on_validation else self.splits.distractors
-
-    def describe(self) -> dict[str, object]:
-        return self.splits.describe()
 
     def build(self) -> None:
         settings, towers, data = self.settings, self.towers, self.splits.train

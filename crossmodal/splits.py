@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from crossmodal.captions import Captioned, load_captions
 from crossmodal.settings import ClipSettings
 from crossmodal.stream import StreamedPairs, stream_pairs
-from offsphere.data.handed import Handed, refuse_named, square_pixels
-from offsphere.data.pictures import MEMORY_LIMIT
+from offsphere.data.pictures import MEMORY_LIMIT, square_pixels
 from offsphere.data.shards import is_streamed
+from offsphere.data.splits import Handed, Splits, refuse_named
 from offsphere.training.ranks import own_rows
 
 
 @dataclass(frozen=True)
-class Splits:
+class CaptionSplits(Splits):
     """The pairs of a run: training, what is measured, and what the measured ones are beside."""
 
     train: Captioned | StreamedPairs
@@ -25,23 +25,12 @@ class Splits:
     """Held-out pairs that match nothing in the test data."""
     style: Captioned | None = None
 
-    def describe(self) -> dict[str, object]:
-        """Name, size and content hash of each, and how many samples were left out as damaged."""
-        named = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {
-            name: {"data": x.name, "size": len(x), "hash": x.fingerprint, "skipped": len(x.skipped)}
-            for name, x in named.items()
-            if x is not None
-        }
-
     def told(self, measured: str, image_size: int) -> str:
         """The data in one line; `measured` is the name of the split that is measured."""
         train, test = self.train, self.test
-        skipped = sum(len(x.skipped) for x in (train, test))
-        left_out = f", {skipped:,} damaged ones left out" if skipped else ""
         return (
             f"Data: {train.name}: {len(train):,} images with captions to train on, {len(test):,} "
-            f"to measure on ({measured}), {image_size} x {image_size} pixels{left_out}."
+            f"to measure on ({measured}), {image_size} x {image_size} pixels{self.left_out}."
         )
 
 
@@ -51,7 +40,7 @@ kept_captions = lru_cache(maxsize=4)(load_captions)
 
 def load_splits(
     settings: ClipSettings, image_size: int, handed: Handed | None = None, *, frozen: bool
-) -> Splits:
+) -> CaptionSplits:
     """Everything a run reads; the test split is left alone when validation is measured."""
     if handed is not None:
         return _handed_splits(settings, handed, image_size)
@@ -100,15 +89,15 @@ def load_splits(
     style = None
     if settings.data_style is not None:
         style = load(settings.data_style, settings.eval_split)
-    return Splits(train, test, validation, style)
+    return CaptionSplits(train, test, validation, style)
 
 
-def _handed_splits(settings: ClipSettings, handed: Handed, image_size: int) -> Splits:
+def _handed_splits(settings: ClipSettings, handed: Handed, image_size: int) -> CaptionSplits:
     train = pairs_of(handed.train, handed, image_size)
     test = pairs_of(handed.measured(settings.eval_split), handed, image_size)
     if handed.validation is None or settings.eval_split == "validation":
-        return Splits(train, test)
-    return Splits(train, test, pairs_of(handed.validation, handed, image_size))
+        return CaptionSplits(train, test)
+    return CaptionSplits(train, test, pairs_of(handed.validation, handed, image_size))
 
 
 def pairs_of(dataset: Any, handed: Handed, image_size: int) -> Captioned:

@@ -17,7 +17,7 @@ from offsphere.training.script import main
 
 if TYPE_CHECKING:
     from crossmodal.experiment import ClipExperiment
-    from offsphere.data.handed import Handed
+    from offsphere.data.splits import Handed
     from offsphere.run.record import RunFolder
 
 SIDES = (

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 WARM = """
 import json, os, resource, runpy, sys
 import lightning_fabric, lightly.transforms, torch, torchvision.transforms.v2.functional
-import crossmodal.experiment, vision.experiment, vision.train_moco, vision.train_simclr
+import crossmodal.experiment, offsphere.training.images, vision.train_moco, vision.train_simclr
 from matplotlib.figure import Figure
 
 def become(job):

@@ -47,7 +47,6 @@ CROSS_CUTTING = {
     "vision/test_moco_reference": "train_moco.py beside a slow reference",
     "vision/test_recipes": "configs/paper beside the papers' own numbers",
     "vision/test_training": "train_simclr.py and train_moco.py, whole",
-    "vision/test_unlabelled": "data without labels, whole",
     "vision/test_view_norm": "--view-norm beside a slow reference",
 }
 """Tests of more than one module: what each is about, because no module has its name."""

@@ -15,10 +15,10 @@ import pytest
 from samples import bomb, encoded, random_picture, write_tar
 
 from crossmodal.captions import load_captions
+from offsphere.data.images import load_images
 from offsphere.data.shards import shard_addresses
 from text.passages import load_collection
 from text.sentences import load_sentences
-from vision.images import load_images
 
 PNG = encoded(random_picture(0))
 JPG = encoded(random_picture(0), "jpg")

@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from offsphere.data.handed import Handed, refuse_named
+from offsphere.data.splits import Handed, refuse_named
 from offsphere.objective import Objective
 from offsphere.run.progress import say
 from offsphere.run.record import RunFolder

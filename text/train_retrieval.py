@@ -19,7 +19,7 @@ from offsphere.training.script import main
 from text.settings import RETRIEVAL_COLUMNS, RetrievalSettings
 
 if TYPE_CHECKING:
-    from offsphere.data.handed import Handed
+    from offsphere.data.splits import Handed
     from offsphere.run.record import RunFolder
     from text.experiment import RetrievalExperiment
 

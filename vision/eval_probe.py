@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from offsphere.run.command import one_line_errors
 from offsphere.run.config import parse, settings_hash, to_dict, where
 from offsphere.run.record import find_run, provenance, write_json
+from offsphere.training.image_settings import ImageSettings
 from offsphere.training.settings import (
     LARGEST_IMAGE,
     MOST_THREADS,
@@ -26,14 +27,13 @@ from offsphere.training.settings import (
     check_setting,
 )
 from vision import train_moco, train_simclr
-from vision.settings import VisionSettings
 
 if TYPE_CHECKING:
     from offsphere.encoders.images import ImageEncoder
 
 EVALUATION = ("data", "data_test", "data_ood", "limit", "eval_split", "image_size", "eval_cell")
 EVALUATION += ("layer", "knn_k", "probe", "threads", "on_bad_sample")
-SCRIPTS: dict[str, type[VisionSettings]] = {
+SCRIPTS: dict[str, type[ImageSettings]] = {
     "train_simclr": train_simclr.Config,
     "train_moco": train_moco.Config,
 }
@@ -130,7 +130,7 @@ class Subject(NamedTuple):
 
     encoder: ImageEncoder
     exponents: tuple[float, float]
-    settings: VisionSettings
+    settings: ImageSettings
     facts: dict[str, Any]
     """What else goes into the record."""
     file: Path
@@ -140,15 +140,14 @@ def run(config: Config) -> dict[str, Any]:
     """Measure the encoder, write the numbers and return them."""
     import torch
 
+    from offsphere.training.images import evaluator_of, load_splits
     from offsphere.training.ranks import choose_device
     from offsphere.training.run import save_tensors
-    from vision.evaluate import Evaluator
-    from vision.splits import load_splits
 
     subject = from_backbone(config) if config.run is None else from_run(config, Path(config.run))
     torch.set_num_threads(subject.settings.threads)
     splits = load_splits(subject.settings)
-    evaluator = Evaluator(splits, subject.settings)
+    evaluator = evaluator_of(splits, subject.settings)
     metrics = evaluator(subject.encoder.to(choose_device(config.device)), subject.exponents)
     chosen = to_dict(subject.settings)
     found = {
@@ -171,8 +170,8 @@ def run(config: Config) -> dict[str, Any]:
 def from_run(config: Config, path: Path) -> Subject:
     """The encoder of a run, finished or cut."""
     from offsphere.cells import Cell
+    from offsphere.training.images import build_encoder
     from offsphere.training.run import fixed_exponents, read_run, read_weights
-    from vision.experiment import build_encoder
 
     folder, own = read_run(path, SCRIPTS)
     script = f"vision/{folder.provenance()['script']}.py"
@@ -201,11 +200,11 @@ def from_backbone(config: Config) -> Subject:
     from torch import nn
 
     from offsphere.cells import Cell
+    from offsphere.training.images import build_encoder
     from offsphere.training.run import fixed_exponents
-    from vision.experiment import build_encoder
 
     given = {"layer": "backbone" if config.eval_cell is None else "all", **flags(config)}
-    settings = VisionSettings(
+    settings = ImageSettings(
         backbone=str(config.backbone),
         pretrained=config.pretrained,
         stem=config.stem,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
 import torch
 from torch import Tensor
 
@@ -11,24 +9,13 @@ from offsphere.encoders.images import ImageEncoder
 from offsphere.interventions import grad_scale, penalised
 from offsphere.momentum import MomentumTwin, Queue, encode_without_leak
 from offsphere.objective import Objective
-from offsphere.training.experiment import Method
+from offsphere.training.image_settings import ImageSettings
+from offsphere.training.images import ImageMethod, TwoViews
 from offsphere.training.ranks import Rows, Tensors
 from offsphere.training.streams import stream
 
-if TYPE_CHECKING:
-    from vision.settings import VisionSettings
 
-
-class TwoViews(Protocol):
-    """A batch and its step to both views, stacked (2n, 3, h, w).
-
-    With `rows` the batch holds only these of the step's rows.
-    """
-
-    def __call__(self, batch: Tensor, step: int, rows: Rows | None = None) -> Tensor: ...
-
-
-class SimCLR(Method):
+class SimCLR(ImageMethod):
     """Two views of each image through one encoder, whose embeddings go to the objective."""
 
     def __init__(
@@ -36,7 +23,7 @@ class SimCLR(Method):
         encoder: ImageEncoder,
         objective: Objective,
         two_views: TwoViews,
-        settings: VisionSettings,
+        settings: ImageSettings,
         *,
         view_norm: str = "stacked",
     ) -> None:
@@ -61,7 +48,7 @@ class SimCLR(Method):
         return penalised(losses, self.settings.norm_penalty, embeddings)
 
 
-class MoCo(Method):
+class MoCo(ImageMethod):
     """Queries from the encoder, keys from its momentum twin, negatives from a queue of raw keys."""
 
     def __init__(
@@ -69,7 +56,7 @@ class MoCo(Method):
         encoder: ImageEncoder,
         objective: Objective,
         two_views: TwoViews,
-        settings: VisionSettings,
+        settings: ImageSettings,
         *,
         queue_size: int,
         momentum: float,

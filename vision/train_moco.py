@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from offsphere.run.help import Groups
 from offsphere.run.scripts import Role, Task
+from offsphere.training.image_settings import COLUMNS, ImageSettings
 from offsphere.training.script import main
 from offsphere.training.settings import check_setting
-from vision.settings import COLUMNS, VisionSettings
 
 if TYPE_CHECKING:
-    from offsphere.data.handed import Handed
+    from offsphere.data.splits import Handed
     from offsphere.run.record import RunFolder
-    from vision.experiment import VisionExperiment
+    from offsphere.training.images import ImageExperiment
     from vision.methods import MoCo
 
 TASK = Task(
@@ -36,7 +36,7 @@ TASK = Task(
 
 
 @dataclass(frozen=True)
-class Config(VisionSettings):
+class Config(ImageSettings):
     GROUPS: ClassVar[Groups] = {"question": (("queue_size",), ("momentum", "key_groups"))}
 
     queue_size: int = 2048
@@ -65,8 +65,8 @@ class Config(VisionSettings):
 
 def make_method(config: Config, population: int) -> MoCo:
     """Queries from the encoder, keys from its momentum twin, negatives from the queue."""
+    from offsphere.training.images import build_encoder, two_views
     from offsphere.training.run import objective_of
-    from vision.experiment import build_encoder, two_views
     from vision.methods import MoCo
 
     room = population - config.batch_size
@@ -86,11 +86,11 @@ def make_method(config: Config, population: int) -> MoCo:
     )
 
 
-def make(config: Config, folder: RunFolder, data: Handed | None = None) -> VisionExperiment:
+def make(config: Config, folder: RunFolder, data: Handed | None = None) -> ImageExperiment:
     """What a run trains and measures."""
-    from vision.experiment import VisionExperiment
+    from offsphere.training.images import ImageExperiment
 
-    return VisionExperiment(config, folder, data, make_method)
+    return ImageExperiment(config, folder, data, make_method)
 
 
 def run(config: Config, data: Handed | None = None) -> dict[str, object]:

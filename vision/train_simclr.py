@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Literal
 from offsphere.names import PAIR_LOSSES, VIEW_LOSSES
 from offsphere.run.config import added
 from offsphere.run.scripts import Role, Task
+from offsphere.training.image_settings import COLUMNS, ImageSettings
 from offsphere.training.script import main
-from vision.settings import COLUMNS, VisionSettings
 
 if TYPE_CHECKING:
-    from offsphere.data.handed import Handed
+    from offsphere.data.splits import Handed
     from offsphere.run.record import RunFolder
-    from vision.experiment import VisionExperiment
+    from offsphere.training.images import ImageExperiment
     from vision.methods import SimCLR
 
     LossName = str
@@ -41,7 +41,7 @@ TASK = Task(
 
 
 @dataclass(frozen=True)
-class Config(VisionSettings):
+class Config(ImageSettings):
     loss: LossName = "nt_xent"
     """nt_xent is SimCLR's own; dcl and dhel are its decoupled kin; the others have no within-view
     negatives."""
@@ -59,8 +59,8 @@ class Config(VisionSettings):
 
 def make_method(config: Config, population: int) -> SimCLR:
     """Two views of each image through one encoder, and a loss over all of them."""
+    from offsphere.training.images import build_encoder, two_views
     from offsphere.training.run import objective_of
-    from vision.experiment import build_encoder, two_views
     from vision.methods import SimCLR
 
     objective = objective_of(config, config.loss, population)
@@ -68,11 +68,11 @@ def make_method(config: Config, population: int) -> SimCLR:
     return SimCLR(encoder, objective, views, config, view_norm=config.view_norm)
 
 
-def make(config: Config, folder: RunFolder, data: Handed | None = None) -> VisionExperiment:
+def make(config: Config, folder: RunFolder, data: Handed | None = None) -> ImageExperiment:
     """What a run trains and measures."""
-    from vision.experiment import VisionExperiment
+    from offsphere.training.images import ImageExperiment
 
-    return VisionExperiment(config, folder, data, make_method)
+    return ImageExperiment(config, folder, data, make_method)
 
 
 def run(config: Config, data: Handed | None = None) -> dict[str, object]:

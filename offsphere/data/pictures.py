@@ -8,7 +8,7 @@ import multiprocessing
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -397,3 +397,21 @@ def _resize(
     return torch.nn.functional.interpolate(
         pixels, shape, mode="bilinear", antialias=True, align_corners=False
     )
+
+
+def square_pixels(images: Iterable[Any], size: int, name: str) -> UInt8[Tensor, "n 3 size size"]:
+    """Images in memory: PIL pictures, or (3, h, w) bytes as tensors or arrays."""
+    from PIL.Image import Image
+
+    squares = []
+    for row, image in enumerate(images):
+        pixels = to_pixels(image) if isinstance(image, Image) else torch.as_tensor(image)
+        if pixels.ndim != 3 or pixels.shape[0] != 3 or pixels.dtype != torch.uint8:
+            raise ValueError(
+                f"Image {row} of the handed data {name}: expected a PIL picture or (3, h, w) bytes "
+                f"from 0 to 255, got {tuple(pixels.shape)} of {pixels.dtype}."
+            )
+        squares.append(resize_square(pixels[None], size))
+    if len(squares) < 2:
+        raise ValueError(f"A split of the handed data {name} has fewer than 2 images.")
+    return torch.cat(squares)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from offsphere.data.bad import READ_REST, BadSamples
-from offsphere.data.pictures import Listing, load_pictures
+from offsphere.data.pictures import Listing, list_files, load_pictures, pictures_below, relative
 from offsphere.data.shards import (
     IMAGE_SUFFIXES,
     Member,
@@ -22,6 +22,7 @@ from offsphere.data.shards import (
     ShardIndex,
     check_shard,
     class_names,
+    existing,
     index_shard,
     parse_label,
     read_manifest,
@@ -29,12 +30,18 @@ from offsphere.data.shards import (
     samples_of,
     shard_paths,
 )
+from offsphere.data.splits import carve, parts_of_split, split_of
 from offsphere.run.progress import track
 
 if TYPE_CHECKING:
     from jaxtyping import Int, UInt8
     from torch import Tensor
 
+FOLDER_SPLITS = {
+    "train": ("train",),
+    "validation": ("val", "valid", "validation"),
+    "test": ("test",),
+}
 Facts = Mapping[Path, ShardFacts | None]
 """Shards, each with what its manifest says of it."""
 
@@ -174,3 +181,112 @@ def listed(paths: Sequence[Path], rows: Rows) -> Samples:
         np.array(labels, np.int64) if labels else None,
         class_names(paths[0].parent, max(labels)) if labels else (),
     )
+
+
+def list_folder(folder: str, split: str, bad: BadSamples) -> Samples:
+    """Pictures in class folders, below train/ val/ test/ if the folder has these."""
+    path = existing(Path(folder))
+    parts = {
+        name: next((path / s for s in spellings if (path / s).is_dir()), None)
+        for name, spellings in FOLDER_SPLITS.items()
+    }
+    if parts["train"] is None:
+        classes, found = _class_folders([path], bad)
+        wanted = parts_of_split(split)
+        chosen = [
+            (file, label) for file, label in found if split_of(relative(file, path)) in wanted
+        ]
+        return _folder_samples(path, chosen, classes, bad)
+    present = [part for part in parts.values() if part is not None]
+    classes, found = _class_folders(present, bad)
+    sources, carved = _folder_sources(parts, split)
+    chosen = [(file, label) for file, label in found if any(s in file.parents for s in sources)]
+    if carved:
+        keys = (relative(file, path) for file, _ in chosen)
+        chosen = [chosen[i] for i in carve(keys, split)]
+    return _folder_samples(path, chosen, classes, bad)
+
+
+def _folder_sources(parts: dict[str, Path | None], split: str) -> tuple[list[Path], bool]:
+    """The folders that make up a split, and whether it is carved out of train."""
+    train, validation, test = (parts[name] for name in ("train", "validation", "test"))
+    # With train/ and val/ only, as in ImageNet, val/ is the test split.
+    if test is None:
+        validation, test = None, validation
+    if split == "all":
+        return [part for part in parts.values() if part], False
+    if split == "test":
+        if test is None:
+            raise ValueError(
+                f"{train} has neither test/ nor val/ beside it: add one, or take away the level "
+                "train/ so that the pictures are divided by a hash."
+            )
+        return [test], False
+    wanted = {"train": [train], "validation": [validation], "train+validation": [train, validation]}
+    sources = [part for part in wanted[split] if part]
+    if validation is None:
+        return ([train] if train else []), True
+    return sources, False
+
+
+def _class_folders(
+    parts: Sequence[Path], bad: BadSamples
+) -> tuple[tuple[str, ...], list[tuple[Path, int]]]:
+    """Class names over all parts, and each picture with its label, in sorted order."""
+    # Pictures without class folders are one class, which has no name.
+    names = sorted({d.name for part in parts for d in part.iterdir() if d.is_dir()}) or [""]
+    pictures = []
+    for part in parts:
+        for label, name in enumerate(names):
+            if (part / name).exists():
+                pictures += [(file, label) for file in pictures_below(part / name, bad)]
+        for file in pictures_below(part, bad, deep=False) if names != [""] else ():
+            bad.add(f"{file} lies outside the class folders ({', '.join(names[:3])}, ...).")
+    return tuple(names), pictures
+
+
+def _folder_samples(
+    folder: Path, found: list[tuple[Path, int]], classes: tuple[str, ...], bad: BadSamples
+) -> Samples:
+    listing, kept = list_files(folder, (file for file, _ in found), bad)
+    labels = np.array([found[i][1] for i in kept], np.int64)
+    return Samples(listing, listing.members, labels=labels, classes=classes)
+
+
+def list_shards(pattern: str, split: str, bad: BadSamples) -> Samples:
+    """Pictures in tar shards, each with a .cls member that holds its class index.
+
+    If the first shard has no such member at all, the pictures have no classes.
+    """
+    if split == "test":
+        raise ValueError(
+            f"The shards {pattern} have no test split of their own: name the test shards with "
+            "--data-test=wds:PATTERN (they are read with split='all')."
+        )
+    shards = shard_facts(pattern)
+    paths = tuple(shards)
+    labelled = any(member.name.endswith(".cls") for member in index_shard(paths[0]).members)
+
+    def make(parts: Parts) -> Sample:
+        if not labelled and "cls" in parts.members:
+            raise SampleError(f"{parts.key} has a label, but those of the first shard have none.")
+        if labelled and "cls" not in parts.members:
+            raise SampleError(f"{parts.key} has no label (a member {parts.key}.cls).")
+        label, image = parts.label(), parts.image()
+        if image.size == 0:
+            raise SampleError(f"{image.name} is empty (0 bytes).")
+        return Sample(parts.key, image, label)
+
+    found = listed(paths, read_shards(shards, make, bad, index=_whole))
+    if found.labels is None:
+        found = replace(found, labels=np.zeros(len(found), np.int64), classes=("",))
+    places = zip(found.listing.file, found.listing.members, strict=True)
+    return found.take(carve((f"{paths[file].name}/{member}" for file, member in places), split))
+
+
+def _whole(path: Path) -> ShardIndex:
+    """A shard's index; a cut shard is refused, whatever may be left out."""
+    index = index_shard(path)
+    if index.problem is not None:
+        raise index.error()
+    return index

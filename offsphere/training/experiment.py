@@ -110,12 +110,14 @@ class Experiment:
     """batches[step] is the batch of a step, or `from_step` reads them in order."""
     population: int
     """Training samples."""
+    splits: Any = None
+    """The data, `Splits` of a lane's own kind; an experiment without describes its data itself."""
     held_out: Any = None
     """The validation data by which --keep=best chooses; None: there are none."""
 
     def describe(self) -> dict[str, object]:
         """The data by name, size and fingerprint, for the record."""
-        return {}
+        return {} if self.splits is None else self.splits.describe()
 
     def build(self) -> None:
         """Make method, batches and population."""

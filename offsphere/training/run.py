@@ -16,9 +16,9 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from offsphere.cells import Cell
-from offsphere.data.handed import Handed
 from offsphere.data.needs import has_changed, stamp
 from offsphere.data.shards import existing
+from offsphere.data.splits import Handed
 from offsphere.objective import Objective
 from offsphere.run.config import command, load_yaml
 from offsphere.run.files import atomic_write

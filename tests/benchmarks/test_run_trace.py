@@ -18,7 +18,7 @@ def test_a_change_of_file_and_a_crossing_are_counted_between_functions_in_order(
         ("offsphere/training/run.py", "train_run"),
         ("offsphere/training/run.py", "_open"),
         ("offsphere/run/record.py", "open_run"),
-        ("vision/experiment.py", "build"),
+        ("vision/methods.py", "build"),
     ]
     assert run_trace.walk(functions) == (4, 3, 2)
 

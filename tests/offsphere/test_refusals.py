@@ -14,22 +14,22 @@ from crossmodal.settings import ClipSettings
 from offsphere import cli
 from offsphere.run.record import RunFolder
 from offsphere.training.checkpoint import load_checkpoint, save_checkpoint
+from offsphere.training.image_settings import ImageSettings
 from offsphere.training.loop import _restore
 from offsphere.training.ranks import connected
 from offsphere.training.settings import LONGEST_RUN, TrainSettings, steps_of
 from text.settings import RetrievalSettings
-from vision.settings import VisionSettings
 
 
 @pytest.mark.parametrize(
     ("settings", "changes", "said"),
     [
-        (VisionSettings, {"image_size": 1_000_000}, "--image-size must be at most 8,192"),
-        (VisionSettings, {"projector_dim": 10**11}, "--projector-dim must be at most 65,536"),
-        (VisionSettings, {"projector_hidden": 10**11}, "--projector-hidden must be at most 65,536"),
-        (VisionSettings, {"projector_layers": 10**6}, "--projector-layers must be at most 100"),
-        (VisionSettings, {"threads": 1_000_000}, "--threads must be at most 1,024"),
-        (VisionSettings, {"threads": 0}, "--threads must be above 0"),
+        (ImageSettings, {"image_size": 1_000_000}, "--image-size must be at most 8,192"),
+        (ImageSettings, {"projector_dim": 10**11}, "--projector-dim must be at most 65,536"),
+        (ImageSettings, {"projector_hidden": 10**11}, "--projector-hidden must be at most 65,536"),
+        (ImageSettings, {"projector_layers": 10**6}, "--projector-layers must be at most 100"),
+        (ImageSettings, {"threads": 1_000_000}, "--threads must be at most 1,024"),
+        (ImageSettings, {"threads": 0}, "--threads must be above 0"),
         (ClipSettings, {"image_size": 1_000_000}, "--image-size must be at most 8,192"),
         (RetrievalSettings, {"max_length": 100_000}, "--max-length must be at most 8,192"),
         (RetrievalSettings, {"width": 10**9}, "--width must be at most 65,536"),
@@ -149,7 +149,7 @@ def test_nested_yaml_is_refused(tmp_path):
     (tmp_path / "bomb.yaml").write_text("\n".join(bomb))
     for name in ("deep", "loop", "bomb"):
         with pytest.raises(ValueError, match="nested|not valid YAML|Unknown setting"):
-            load_yaml(VisionSettings, tmp_path / f"{name}.yaml")
+            load_yaml(ImageSettings, tmp_path / f"{name}.yaml")
 
 
 def test_pictures_too_small_for_a_tower():

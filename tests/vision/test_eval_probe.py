@@ -11,14 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from offsphere.data.images import load_images
 from offsphere.data.views import IMAGENET_MEAN, IMAGENET_STD
 from offsphere.evaluation.knn import knn
 from offsphere.run.config import from_dict
+from offsphere.training.image_settings import ImageSettings
+from offsphere.training.images import build_encoder
 from offsphere.training.streams import stream_seed
 from vision import eval_probe, train_moco, train_simclr
-from vision.experiment import build_encoder
-from vision.images import load_images
-from vision.settings import VisionSettings
 
 TINY = {
     "samples": 96,
@@ -262,7 +262,7 @@ def test_help_needs_no_torch():
 @pytest.mark.parametrize(("pretrained", "kernel"), [("a1_in1k", 7), ("gone/start.pt", 3)])
 def test_the_architecture_that_pretrained_implies_is_built_without_its_weights(pretrained, kernel):
     """timm's published weights have the large stem; a file's may have the small one."""
-    config = VisionSettings(backbone="resnet18", pretrained=pretrained, image_size=32)
+    config = ImageSettings(backbone="resnet18", pretrained=pretrained, image_size=32)
     encoder = build_encoder(config, load_pretrained=False)
     assert encoder.backbone.conv1.kernel_size == (kernel, kernel)
 

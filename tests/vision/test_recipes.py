@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from offsphere.run.config import load_yaml, parse, settings, settings_hash
+from offsphere.training import images as experiment
 from offsphere.training.optim import build_optimizers
 from offsphere.training.run import objective_of
 from offsphere.training.settings import peak_lr
 from offsphere.training.streams import stream
-from vision import experiment, train_moco, train_simclr
+from vision import train_moco, train_simclr
 from vision.methods import MoCo, SimCLR
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -82,7 +83,7 @@ def test_the_default_recipe_is_the_default_run(script):
     assert settings_hash(config) == settings_hash(SCRIPTS[script]())
     written = (CONFIGS / "default.yaml").read_text()
     own = {field.name for field in dataclasses.fields(SCRIPTS[script])} - set(
-        experiment.VisionSettings.__dataclass_fields__
+        experiment.ImageSettings.__dataclass_fields__
     )
     for name in settings(config).keys() - own:
         assert re.search(rf"^{name}: ", written, re.MULTILINE), name

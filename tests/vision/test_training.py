@@ -9,16 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from offsphere.data.images import ImageSplits
 from offsphere.names import CELLS
 from offsphere.run.config import load_yaml, run_name
 from offsphere.run.record import RunFolder, run_path
 from offsphere.study.measures import unmeasured
+from offsphere.training import images as experiment
 from offsphere.training import run as training_run
+from offsphere.training.images import evaluator_of, load_splits
 from offsphere.training.optim import rate
 from offsphere.training.streams import batch_indices
-from vision import experiment, train_moco, train_simclr
-from vision.evaluate import Evaluator
-from vision.splits import Splits, load_splits
+from vision import train_moco, train_simclr
 
 STEPS, BATCH, QUEUE = 32, 64, 128
 TINY = {"image_size": 16, "batch_size": BATCH, "limit": 256, "threads": 1, "log_every": 1}
@@ -38,7 +39,7 @@ def one_thread():
 
 
 @pytest.fixture(scope="module")
-def loaded() -> Splits:
+def loaded() -> ImageSplits:
     return load_splits(TRAINERS["simclr"]())
 
 
@@ -122,7 +123,7 @@ def test_a_whole_run_leaves_a_folder_that_explains_itself(tmp_path: Path):
     encoder.load_state_dict(load_file(folder / "encoder.safetensors"))
     embeddings = load_file(folder / "embeddings.safetensors")
     splits = load_splits(config)
-    features = Evaluator(splits, config)(encoder, (0.0, 0.0))
+    features = evaluator_of(splits, config)(encoder, (0.0, 0.0))
     assert {k: v for k, v in metrics.items() if k.startswith("test/")} == features
     assert len(embeddings["embedding"]) == len(splits.test)
     examples = load_file(folder / "examples.safetensors")

@@ -14,9 +14,9 @@ from offsphere.cli import SCRIPTS
 from offsphere.run import catalog
 from offsphere.run.config import data_names, from_dict, run_name, settings
 from offsphere.study.reproduce import settings_in
+from offsphere.training.image_settings import ImageSettings
 from text.passages import load_collection
 from text.settings import RetrievalSettings
-from vision.settings import VisionSettings
 
 ROOT = Path(__file__).parents[3]
 TABLES = sorted(ROOT.glob("results/**/runs.csv"))
@@ -40,8 +40,8 @@ def put_scifact(root: Path) -> None:
 
 
 def test_a_name_and_its_old_place_are_one_run_with_the_old_name() -> None:
-    by_name = VisionSettings(data="cifar10-shards", data_test="cifar10-shards:test")
-    by_place = VisionSettings(data=OLD_TRAIN, data_test=OLD_TEST)
+    by_name = ImageSettings(data="cifar10-shards", data_test="cifar10-shards:test")
+    by_place = ImageSettings(data=OLD_TRAIN, data_test=OLD_TEST)
     assert by_place == by_name
     assert by_name.data == "cifar10-shards"
     assert settings(by_name)["data"] == OLD_TRAIN
@@ -52,13 +52,13 @@ def test_a_name_and_its_old_place_are_one_run_with_the_old_name() -> None:
 
 
 def test_the_root_is_no_part_of_a_run() -> None:
-    here = VisionSettings(data="cifar10-shards")
+    here = ImageSettings(data="cifar10-shards")
     assert run_name(here) == run_name(replace(here, data_root="/elsewhere"))
 
 
 def test_test_data_of_a_name_are_its_own() -> None:
-    assert VisionSettings(data="tinyimagenet32").data_test == "tinyimagenet32:test"
-    assert VisionSettings(data="tinyimagenet32", eval_split="validation").data_test is None
+    assert ImageSettings(data="tinyimagenet32").data_test == "tinyimagenet32:test"
+    assert ImageSettings(data="tinyimagenet32", eval_split="validation").data_test is None
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: "-".join(table.parts[-3:-1]))
@@ -111,7 +111,7 @@ def test_a_name_is_read_below_the_root(root: Path) -> None:
 
 
 def test_names_do_not_collide_with_what_lanes_read_themselves() -> None:
-    from vision.images import EMOJI_STYLES, TORCHVISION_FILES
+    from offsphere.data.images import EMOJI_STYLES, TORCHVISION_FILES
 
     assert not set(catalog.KNOWN) & {*TORCHVISION_FILES, *EMOJI_STYLES, "docstrings"}
     for name, known in catalog.KNOWN.items():
@@ -122,5 +122,5 @@ def test_names_do_not_collide_with_what_lanes_read_themselves() -> None:
 
 
 def test_the_data_of_settings() -> None:
-    config = VisionSettings(data="cifar10-shards", data_ood="emoji")
+    config = ImageSettings(data="cifar10-shards", data_ood="emoji")
     assert data_names(config) == ["cifar10-shards", "cifar10-shards:test", "emoji"]

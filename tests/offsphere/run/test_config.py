@@ -314,7 +314,7 @@ def test_a_telling_name_is_bounded():
 
 
 def test_a_bare_path_is_the_data_it_plainly_is(tmp_path, monkeypatch):
-    from vision.settings import VisionSettings
+    from offsphere.training.image_settings import ImageSettings
 
     monkeypatch.chdir(tmp_path)
     for name in ("pictures", "shards", "beir", "sts"):
@@ -323,7 +323,7 @@ def test_a_bare_path_is_the_data_it_plainly_is(tmp_path, monkeypatch):
         (tmp_path / name).touch()
 
     def data(text: str) -> str:
-        return VisionSettings(data=text, eval_split="validation").data
+        return ImageSettings(data=text, eval_split="validation").data
 
     assert data(f"{tmp_path}/pictures/") == f"folder:{tmp_path}/pictures"
     assert data("./pictures") == "folder:pictures"

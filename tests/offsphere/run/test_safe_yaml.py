@@ -15,7 +15,7 @@ from offsphere.cli import SCRIPTS
 from offsphere.run import safe_yaml
 from offsphere.run.config import load_yaml
 from offsphere.study.plan import load_study
-from vision.settings import VisionSettings
+from offsphere.training.image_settings import ImageSettings
 
 ALIASES = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
@@ -49,7 +49,7 @@ def test_every_way_in_is_guarded(text: str, tmp_path: Path):
     file = tmp_path / "config.yaml"
     file.write_text(text)
     for read in (
-        lambda: load_yaml(VisionSettings, file),
+        lambda: load_yaml(ImageSettings, file),
         lambda: load_study(file, SCRIPTS),
         lambda: run_row(tmp_path),
         lambda: load_claims(file),

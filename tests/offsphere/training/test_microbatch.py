@@ -203,7 +203,8 @@ PEAK = """
 import sys, torch
 from pathlib import Path
 from offsphere.training.run import objective_of
-from vision import experiment, train_simclr
+from offsphere.training import images as experiment
+from vision import train_simclr
 from vision.methods import SimCLR
 from offsphere.training.loop import _differentiated
 from offsphere.training.ranks import Ranks

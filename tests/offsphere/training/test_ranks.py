@@ -117,8 +117,9 @@ def lane_cases() -> Iterator[tuple[str, Callable[[], Case]]]:
     """SimCLR, MoCo, CLIP, retrieval and sentence regression, as their scripts build them."""
 
     def vision(kind: str) -> Case:
+        from offsphere.training import images as experiment
         from offsphere.training.run import objective_of
-        from vision import experiment, train_moco, train_simclr
+        from vision import train_moco, train_simclr
         from vision.methods import MoCo, SimCLR
 
         module = {"simclr": train_simclr, "moco": train_moco}[kind]

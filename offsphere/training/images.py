@@ -1,37 +1,96 @@
-"""One run of the vision lane: what is trained on a script's images, and how it is measured."""
+"""One run on images: a script's method, its augmented batches, and what is measured of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from offsphere.data.handed import Handed
+from offsphere.data.images import (
+    Images,
+    ImageSplits,
+    check_same_classes,
+    class_numbers,
+    images_of,
+    is_labelled,
+    load_images,
+)
+from offsphere.data.lightly_views import LightlyViews, gallery, lightly_views
+from offsphere.data.splits import Handed, refuse_named
 from offsphere.data.views import Views, sample_parameters
 from offsphere.encoders.images import ImageEncoder, image_encoder
+from offsphere.evaluation.images import Evaluator
 from offsphere.interventions import cut_initialisation
 from offsphere.run.progress import say
 from offsphere.run.record import RunFolder
-from offsphere.training.experiment import Experiment
+from offsphere.training.experiment import Experiment, Method
+from offsphere.training.image_settings import ImageSettings
 from offsphere.training.ranks import Rows, Tensors, share
 from offsphere.training.run import eval_exponents
 from offsphere.training.settings import steps_of
 from offsphere.training.streams import batch_indices, stream, stream_seed
-from vision.evaluate import Evaluator, validation_knn
-from vision.images import Images
-from vision.methods import MoCo, SimCLR, TwoViews
-from vision.settings import VisionSettings
-from vision.splits import is_labelled, load_splits
-from vision.views import LightlyViews, gallery, lightly_views
 
 LARGE = 48
 """Pictures up to so many pixels may be shrunk without a word."""
 
 
-def make_views(settings: VisionSettings) -> Views | LightlyViews:
+kept_images = lru_cache(maxsize=4)(load_images)
+"""`load_images`, once per process: the workers of a study share what they have decoded."""
+
+
+def load_splits(settings: ImageSettings, handed: Handed | None = None) -> ImageSplits:
+    """Everything a run reads; the test split is left alone when validation is measured."""
+    if handed is not None:
+        return _handed_splits(settings, handed)
+    refuse_named(settings.data)
+
+    def load(data: str, split: str, limit: int | None = None) -> Images:
+        return kept_images(
+            data,
+            split=split,
+            image_size=settings.image_size,
+            download=settings.download,
+            root=None if settings.root is None else Path(settings.root),
+            data_root=settings.data_root,
+            on_bad_sample=settings.on_bad_sample,
+            limit=limit,
+        )
+
+    train = load(settings.data, "train", settings.limit)
+    validation = load(settings.data, "validation")
+    if settings.eval_split == "validation":
+        test, validation = validation, None
+    elif settings.data_test is not None:
+        test = load(settings.data_test, "all")
+    else:
+        test = load(settings.data, "test")
+    check_same_classes(train, test)
+    ood = None if settings.data_ood is None else load(settings.data_ood, "all")
+    return ImageSplits(train, test, validation, ood)
+
+
+def _handed_splits(settings: ImageSettings, handed: Handed) -> ImageSplits:
+    """The images of a Dataset that was handed in, in memory."""
+    test = handed.measured(settings.eval_split)
+    wanted = {"train": handed.train, "test": test}
+    if handed.validation is not None and settings.eval_split == "test":
+        wanted["validation"] = handed.validation
+    found = {
+        name: images_of(dataset, handed, settings.image_size) for name, dataset in wanted.items()
+    }
+    classes = handed.classes or class_numbers(x.labels for x in found.values())
+    splits = ImageSplits(**{name: replace(x, classes=classes) for name, x in found.items()})
+    check_same_classes(splits.train, splits.test)
+    return splits
+
+
+def make_views(settings: ImageSettings) -> Views | LightlyViews:
     s = settings.jitter
     views = Views(
         settings.image_size,
@@ -47,7 +106,7 @@ def make_views(settings: VisionSettings) -> Views | LightlyViews:
 class TrainingBatches(Dataset):
     """batches[step]: the images of a step, already augmented if that is done image by image."""
 
-    def __init__(self, images: Images, settings: VisionSettings) -> None:
+    def __init__(self, images: Images, settings: ImageSettings) -> None:
         self.images, self.settings = images, settings
         views = make_views(settings)
         self.views = views if isinstance(views, LightlyViews) else None
@@ -67,7 +126,16 @@ class TrainingBatches(Dataset):
         return torch.stack(views.chunk(2), 1)[rows.start : rows.stop]
 
 
-def two_views(settings: VisionSettings) -> TwoViews:
+class TwoViews(Protocol):
+    """A batch and its step to both views, stacked (2n, 3, h, w).
+
+    With `rows` the batch holds only these of the step's rows.
+    """
+
+    def __call__(self, batch: Tensor, step: int, rows: Rows | None = None) -> Tensor: ...
+
+
+def two_views(settings: ImageSettings) -> TwoViews:
     """Both views of a batch, stacked, drawn on the training device."""
     views = make_views(settings)
 
@@ -76,17 +144,32 @@ def two_views(settings: VisionSettings) -> TwoViews:
 
     def drawn(batch: Tensor, step: int, rows: Rows | None = None) -> Tensor:
         assert isinstance(views, Views)
-        rows = share(len(batch), 0, 1) if rows is None else rows
-        size = (batch.shape[2], batch.shape[3])
-        draw = stream(settings.seed, "augment", step)
-        parameters = sample_parameters(views, 2 * rows.total, size, draw)
-        both = torch.arange(2 * rows.total).view(2, -1)[:, rows.start : rows.stop].flatten()
-        return views.render(torch.cat([batch, batch]), parameters.take(both))
+        return random_views(views, batch, stream(settings.seed, "augment", step), rows, copies=2)
 
     return ready_made if isinstance(views, LightlyViews) else drawn
 
 
-def build_encoder(settings: VisionSettings, *, load_pretrained: bool = True) -> ImageEncoder:
+def random_views(
+    views: Views,
+    pixels: Tensor,
+    draw: torch.Generator,
+    rows: Rows | None = None,
+    *,
+    copies: int = 1,
+) -> Tensor:
+    """`copies` random views of each picture, stacked (copies * n, 3, h, w).
+
+    With `rows` the pictures are only these of the step's. What is drawn for a picture depends on
+    its row in the whole batch, so that no division of the batch changes a view.
+    """
+    rows = share(len(pixels), 0, 1) if rows is None else rows
+    size = (pixels.shape[2], pixels.shape[3])
+    parameters = sample_parameters(views, copies * rows.total, size, draw)
+    own = torch.arange(copies * rows.total).view(copies, -1)[:, rows.start : rows.stop].flatten()
+    return views.render(torch.cat([pixels] * copies), parameters.take(own))
+
+
+def build_encoder(settings: ImageSettings, *, load_pretrained: bool = True) -> ImageEncoder:
     """The encoder with the weights that the stream `init` draws: one seed, one encoder."""
     torch.manual_seed(stream_seed(settings.seed, "init"))
     encoder = image_encoder(
@@ -106,27 +189,43 @@ def build_encoder(settings: VisionSettings, *, load_pretrained: bool = True) -> 
     return encoder
 
 
-class VisionExperiment(Experiment):
+def evaluator_of(splits: ImageSplits, settings: ImageSettings) -> Evaluator:
+    """What measures an encoder as the settings say."""
+    return Evaluator(
+        splits,
+        k=settings.knn_k,
+        probe=settings.probe,
+        layer=settings.layer,
+        workers=settings.workers,
+    )
+
+
+class ImageMethod(Method):
+    """A method that trains an encoder of images."""
+
+    encoder: ImageEncoder
+
+
+class ImageExperiment(Experiment):
     """An encoder of images: the script's method, its augmented batches, kNN and probes."""
 
-    method: SimCLR | MoCo
+    method: ImageMethod
+    splits: ImageSplits
     held_out: Images | None
 
     def __init__(
         self,
-        settings: VisionSettings,
+        settings: ImageSettings,
         folder: RunFolder,
         handed: Handed | None,
-        make_method: Callable[[Any, int], SimCLR | MoCo],
+        make_method: Callable[[Any, int], ImageMethod],
     ) -> None:
         """`make_method` makes the script's method from its settings and the number of images."""
         self.settings, self.folder, self.make_method = settings, folder, make_method
         self.splits = load_splits(settings, handed)
         self.population = len(self.splits.train)
-        self.held_out = self.splits.held_out(settings.eval_split)
-
-    def describe(self) -> dict[str, object]:
-        return self.splits.describe()
+        on_validation = settings.eval_split == "validation"
+        self.held_out = self.splits.test if on_validation else self.splits.validation
 
     def build(self) -> None:
         settings, images = self.settings, self.splits.train
@@ -146,7 +245,7 @@ class VisionExperiment(Experiment):
         steps_of(settings, self.population)
         self.method = self.make_method(settings, self.population)
         self.batches = TrainingBatches(images, settings)
-        self.evaluator = Evaluator(self.splits, settings)
+        self.evaluator = evaluator_of(self.splits, settings)
 
     def evaluate(self) -> dict[str, float]:
         exponents = eval_exponents(self.settings, self.method.objective)
@@ -154,7 +253,7 @@ class VisionExperiment(Experiment):
 
     def validate(self) -> float:
         assert self.held_out is not None
-        return validation_knn(self.method.encoder, self.splits.train, self.held_out, self.settings)
+        return self.evaluator.validate(self.method.encoder, self.held_out)
 
     def files(self) -> dict[str, Tensors]:
         kept = {

@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vision import evaluate
-from vision.splits import Splits
+from offsphere.data.images import ImageSplits
+from offsphere.evaluation import images as evaluate
+from offsphere.training.images import evaluator_of
 from vision.train_simclr import Config
 
 
@@ -33,8 +34,8 @@ def measured(monkeypatch):
         return evaluate.Features(2 * images.features, images.features)
 
     monkeypatch.setattr(evaluate, "extract", extract)
-    splits = Splits(split(300), split(150))  # pyright: ignore
-    return splits, lambda **how: evaluate.Evaluator(splits, Config(**how))(nn.Identity(), (1, 1))
+    splits = ImageSplits(split(300), split(150))  # pyright: ignore
+    return splits, lambda **how: evaluator_of(splits, Config(**how))(nn.Identity(), (1, 1))
 
 
 @pytest.mark.parametrize("how", ["lbfgs", "sgd_momentum"])

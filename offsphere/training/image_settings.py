@@ -1,4 +1,4 @@
-"""The settings that SimCLR and MoCo share. Imports no torch."""
+"""The settings that every method on images shares. Imports no torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLUMNS = (  # of the table that closes a run
 
 
 @dataclass(frozen=True)
-class VisionSettings(TrainSettings):
+class ImageSettings(TrainSettings):
     GROUPS: ClassVar[Groups] = {
         "question": (("loss",), ("cut_init", "grad_scale")),
         "data": (

@@ -21,15 +21,15 @@ from torchvision import datasets
 from torchvision.transforms import v2 as transforms
 
 from offsphere.data import emoji as emoji_module
+from offsphere.data import images as images_module
 from offsphere.data import pictures as pictures_module
 from offsphere.data.emoji import emoji_pictures, load_emoji
+from offsphere.data.images import Images, load_images
 from offsphere.data.pictures import decode, resize_square
 from offsphere.data.shards import ShardFacts, checksum, shard_paths, write_manifest
 from offsphere.data.splits import SPLITS, in_validation
-from vision import images as images_module
-from vision.images import Images, load_images
-from vision.settings import VisionSettings
-from vision.splits import load_splits
+from offsphere.training.image_settings import ImageSettings
+from offsphere.training.images import load_splits
 
 
 def write_folder(folder: Path, classes: tuple[str, ...], per_class: int) -> list[tuple[str, int]]:
@@ -339,11 +339,11 @@ def test_class_names_stand_beside_the_shards(shards: str, tmp_path: Path) -> Non
         load_images(shards, split="all")
 
 
-def folders(path: Path, train: tuple[str, ...], test: tuple[str, ...]) -> VisionSettings:
+def folders(path: Path, train: tuple[str, ...], test: tuple[str, ...]) -> ImageSettings:
     """Settings of two image folders; the one of --data-test is read as a whole."""
     write_folder(path / "tr", train, 30)
     write_folder(path / "te", test, 2)
-    return VisionSettings(
+    return ImageSettings(
         data=f"folder:{path}/tr", data_test=f"folder:{path}/te", image_size=8, batch_size=2
     )
 
@@ -364,12 +364,12 @@ def test_train_and_test_folders_share_their_class_names(tmp_path: Path) -> None:
 def test_numbered_classes_are_compared_by_their_count(
     shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vision.splits.kept_images", load_images)
+    monkeypatch.setattr("offsphere.training.images.kept_images", load_images)
 
     def load(classes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         folder = tmp_path / "_".join(classes)
         write_folder(folder, classes, 2)
-        splits = load_splits(VisionSettings(data=shards, data_test=f"folder:{folder}"))
+        splits = load_splits(ImageSettings(data=shards, data_test=f"folder:{folder}"))
         return splits.train.classes, splits.test.classes
 
     assert load(("ant", "bee", "cow")) == (("0", "1", "2"), ("ant", "bee", "cow"))
@@ -384,8 +384,8 @@ def test_numbered_classes_are_compared_by_their_count(
 def test_both_emoji_styles_share_their_classes(
     label: str, few_emoji: tuple, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vision.splits.kept_images", load_images)
-    settings = VisionSettings(
+    monkeypatch.setattr("offsphere.training.images.kept_images", load_images)
+    settings = ImageSettings(
         data=f"emoji:{label}", data_test=f"openmoji:{label}", image_size=8, batch_size=2
     )
     splits = load_splits(settings)

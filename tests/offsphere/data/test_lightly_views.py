@@ -14,10 +14,10 @@ from samples import generator, random_images
 from scipy import stats
 from torch import Tensor
 
+from offsphere.data.lightly_views import gallery, lightly_views
 from offsphere.data.views import (
     Views,
 )
-from vision.views import gallery, lightly_views
 
 
 def same_distribution(ours: Tensor, theirs: Tensor) -> bool:

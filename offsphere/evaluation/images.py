@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from offsphere.data.images import Images, ImageSplits, is_labelled
 from offsphere.data.views import IMAGENET_MEAN, IMAGENET_STD
 from offsphere.encoders.images import ImageEncoder
 from offsphere.evaluation.clustering import clustering
@@ -23,13 +24,9 @@ from offsphere.evaluation.knn import KnnResult, knn
 from offsphere.evaluation.linear_probe import ProbeResult, linear_probe, sgd_probe
 from offsphere.run.progress import track
 from offsphere.variance import negative_statistics
-from vision.images import Images
-from vision.splits import Splits, is_labelled
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-
-    from vision.settings import VisionSettings
 
 CHUNK = 512
 MOMENTUM = {"sgd": 0.0, "sgd_momentum": 0.9}
@@ -52,16 +49,24 @@ class Layer(NamedTuple):
 class Evaluator:
     """Called with an encoder, gives named numbers; the last call's per-example `outcomes` stay."""
 
-    def __init__(self, splits: Splits, settings: VisionSettings) -> None:
-        self.splits, self.settings = splits, settings
+    def __init__(
+        self,
+        splits: ImageSplits,
+        *,
+        k: int = 20,
+        probe: str = "lbfgs",
+        layer: str = "all",
+        workers: int = 0,
+    ) -> None:
+        self.splits, self.k, self.probe, self.layer = splits, k, probe, layer
+        self.workers = workers
         self.outcomes: dict[str, Tensor] = {}
         self.features: Features | None = None
 
     def __call__(self, encoder: ImageEncoder, exponents: tuple[float, float]) -> dict[str, float]:
         """Metrics on the evaluation split; the eval cell's exponents score the embeddings."""
-        splits, settings = self.splits, self.settings
+        splits, workers = self.splits, self.workers
         self.outcomes = {}
-        workers = settings.workers
         train = extract(encoder, splits.train, workers)
         test = extract(encoder, splits.test, workers)
         labels, truth = splits.train.labels, splits.test.labels
@@ -81,17 +86,17 @@ class Evaluator:
             return Layer(getattr(train, name), getattr(test, name), *optional)
 
         def neighbours(name: str, a: Tensor, b: Tensor, exponents: tuple[float, float]):
-            k = min(settings.knn_k, len(a))
+            k = min(self.k, len(a))
             result = knn(a, labels, b, truth, k=k, exponents=exponents)
             metrics[f"test/{name}"] = result.accuracy
             return result
 
         def probed(name: str, a: Tensor, b: Tensor) -> None:
-            result = solve_probe(settings.probe, a, labels, b, truth)
+            result = solve_probe(self.probe, a, labels, b, truth)
             metrics[f"test/{name}"] = result.accuracy
             self.outcomes[f"{name}_correct"] = result.correct
 
-        if settings.layer != "embedding":
+        if self.layer != "embedding":
             vote = neighbours("knn", train.backbone, test.backbone, (1.0, 1.0))
             self.outcomes["knn_correct"] = vote.correct
             neighbours("knn_raw", train.backbone, test.backbone, (0.0, 0.0))
@@ -99,7 +104,7 @@ class Evaluator:
             probed("probe_raw", train.backbone, test.backbone)
             probed("probe_polar", polar(train.backbone), polar(test.backbone))
             metrics |= self._confidence("backbone_", layer("backbone"), vote)
-        if settings.layer != "backbone":
+        if self.layer != "backbone":
             own = neighbours("knn_embedding", train.embedding, test.embedding, exponents)
             self.outcomes["knn_embedding_correct"] = own.correct
             vote = neighbours("knn_embedding_cosine", train.embedding, test.embedding, (1.0, 1.0))
@@ -112,6 +117,14 @@ class Evaluator:
         metrics |= _geometry(test)
         self.outcomes |= {"label": truth, "norm": test.embedding.norm(dim=1)}
         return metrics
+
+    def validate(self, encoder: ImageEncoder, held_out: Images) -> float:
+        """Accuracy of cosine neighbours among backbone features, on validation images."""
+        train = self.splits.train
+        seen = extract(encoder, train, self.workers).backbone
+        found = extract(encoder, held_out, self.workers).backbone
+        k = min(self.k, len(seen))
+        return knn(seen, train.labels, found, held_out.labels, k=k).accuracy
 
     def _confidence(self, prefix: str, layer: Layer, vote: KnnResult) -> dict[str, float]:
         """Does the norm tell right from wrong neighbours, and known from unknown data?
@@ -127,7 +140,7 @@ class Evaluator:
             metrics[f"test/{prefix}norm_auroc"] = auroc(norms, vote.correct)
         if layer.validation is not None and self.splits.validation is not None:
             labels, truth = self.splits.train.labels, self.splits.validation.labels
-            k = min(self.settings.knn_k, len(layer.train))
+            k = min(self.k, len(layer.train))
             seen = knn(layer.train, labels, layer.validation, truth, k=k)
             if measurable and _both_kinds(seen.correct):
                 held_out = (seen.confidence, layer.validation.norm(dim=1), seen.correct)
@@ -139,19 +152,6 @@ class Evaluator:
         if layer.ood is not None:
             metrics[f"test/{prefix}ood_auroc"] = norm_as_ood(norms, layer.ood.norm(dim=1))
         return metrics
-
-
-def validation_knn(
-    encoder: ImageEncoder,
-    train: Images,
-    held_out: Images,
-    settings: VisionSettings,
-) -> float:
-    """Accuracy of cosine neighbours among backbone features, on validation images."""
-    seen = extract(encoder, train, settings.workers).backbone
-    found = extract(encoder, held_out, settings.workers).backbone
-    k = min(settings.knn_k, len(seen))
-    return knn(seen, train.labels, found, held_out.labels, k=k).accuracy
 
 
 def solve_probe(

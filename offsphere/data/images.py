@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,30 +34,19 @@ from offsphere.data.pictures import (
     check_enough,
     check_request,
     limited,
-    list_files,
     native_size,
-    pictures_below,
-    relative,
     resize_square,
+    square_pixels,
 )
-from offsphere.data.samples import (
-    Parts,
-    Sample,
-    SampleError,
-    Samples,
-    listed,
-    read_shards,
-    shard_facts,
-)
-from offsphere.data.shards import ShardIndex, existing, index_shard
-from offsphere.data.splits import carve, parts_of_split, split_of
+from offsphere.data.samples import Samples, list_folder, list_shards
+from offsphere.data.splits import Handed, Splits, carve
 from offsphere.names import unknown
 from offsphere.run.addresses import patience
 from offsphere.run.catalog import KNOWN, resolve
 from offsphere.run.files import cache_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from jaxtyping import Int, UInt8
     from torch import Tensor
@@ -75,11 +64,6 @@ TORCHVISION_FILES = {
 }
 NAMED = tuple(name for name in KNOWN if name.startswith(("cifar10", "tinyimagenet32")))
 DATA_NAMES = (*EMOJI_STYLES, *TORCHVISION_FILES, *NAMED, "folder:PATH", "wds:PATTERN")
-FOLDER_SPLITS = {
-    "train": ("train",),
-    "validation": ("val", "valid", "validation"),
-    "test": ("test",),
-}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -230,115 +214,6 @@ def _label_tensor(labels: Sequence[int] | np.ndarray | Tensor | None) -> Int[Ten
     return torch.as_tensor(np.asarray(labels), dtype=torch.int64)
 
 
-def list_folder(folder: str, split: str, bad: BadSamples) -> Samples:
-    """Pictures in class folders, below train/ val/ test/ if the folder has these."""
-    path = existing(Path(folder))
-    parts = {
-        name: next((path / s for s in spellings if (path / s).is_dir()), None)
-        for name, spellings in FOLDER_SPLITS.items()
-    }
-    if parts["train"] is None:
-        classes, found = _class_folders([path], bad)
-        wanted = parts_of_split(split)
-        chosen = [
-            (file, label) for file, label in found if split_of(relative(file, path)) in wanted
-        ]
-        return _folder_samples(path, chosen, classes, bad)
-    present = [part for part in parts.values() if part is not None]
-    classes, found = _class_folders(present, bad)
-    sources, carved = _folder_sources(parts, split)
-    chosen = [(file, label) for file, label in found if any(s in file.parents for s in sources)]
-    if carved:
-        keys = (relative(file, path) for file, _ in chosen)
-        chosen = [chosen[i] for i in carve(keys, split)]
-    return _folder_samples(path, chosen, classes, bad)
-
-
-def _folder_sources(parts: dict[str, Path | None], split: str) -> tuple[list[Path], bool]:
-    """The folders that make up a split, and whether it is carved out of train."""
-    train, validation, test = (parts[name] for name in ("train", "validation", "test"))
-    # With train/ and val/ only, as in ImageNet, val/ is the test split.
-    if test is None:
-        validation, test = None, validation
-    if split == "all":
-        return [part for part in parts.values() if part], False
-    if split == "test":
-        if test is None:
-            raise ValueError(
-                f"{train} has neither test/ nor val/ beside it: add one, or take away the level "
-                "train/ so that the pictures are divided by a hash."
-            )
-        return [test], False
-    wanted = {"train": [train], "validation": [validation], "train+validation": [train, validation]}
-    sources = [part for part in wanted[split] if part]
-    if validation is None:
-        return ([train] if train else []), True
-    return sources, False
-
-
-def _class_folders(
-    parts: Sequence[Path], bad: BadSamples
-) -> tuple[tuple[str, ...], list[tuple[Path, int]]]:
-    """Class names over all parts, and each picture with its label, in sorted order."""
-    # Pictures without class folders are one class, which has no name.
-    names = sorted({d.name for part in parts for d in part.iterdir() if d.is_dir()}) or [""]
-    pictures = []
-    for part in parts:
-        for label, name in enumerate(names):
-            if (part / name).exists():
-                pictures += [(file, label) for file in pictures_below(part / name, bad)]
-        for file in pictures_below(part, bad, deep=False) if names != [""] else ():
-            bad.add(f"{file} lies outside the class folders ({', '.join(names[:3])}, ...).")
-    return tuple(names), pictures
-
-
-def _folder_samples(
-    folder: Path, found: list[tuple[Path, int]], classes: tuple[str, ...], bad: BadSamples
-) -> Samples:
-    listing, kept = list_files(folder, (file for file, _ in found), bad)
-    labels = np.array([found[i][1] for i in kept], np.int64)
-    return Samples(listing, listing.members, labels=labels, classes=classes)
-
-
-def list_shards(pattern: str, split: str, bad: BadSamples) -> Samples:
-    """Pictures in tar shards, each with a .cls member that holds its class index.
-
-    If the first shard has no such member at all, the pictures have no classes.
-    """
-    if split == "test":
-        raise ValueError(
-            f"The shards {pattern} have no test split of their own: name the test shards with "
-            "--data-test=wds:PATTERN (they are read with split='all')."
-        )
-    shards = shard_facts(pattern)
-    paths = tuple(shards)
-    labelled = any(member.name.endswith(".cls") for member in index_shard(paths[0]).members)
-
-    def make(parts: Parts) -> Sample:
-        if not labelled and "cls" in parts.members:
-            raise SampleError(f"{parts.key} has a label, but those of the first shard have none.")
-        if labelled and "cls" not in parts.members:
-            raise SampleError(f"{parts.key} has no label (a member {parts.key}.cls).")
-        label, image = parts.label(), parts.image()
-        if image.size == 0:
-            raise SampleError(f"{image.name} is empty (0 bytes).")
-        return Sample(parts.key, image, label)
-
-    found = listed(paths, read_shards(shards, make, bad, index=_whole))
-    if found.labels is None:
-        found = replace(found, labels=np.zeros(len(found), np.int64), classes=("",))
-    places = zip(found.listing.file, found.listing.members, strict=True)
-    return found.take(carve((f"{paths[file].name}/{member}" for file, member in places), split))
-
-
-def _whole(path: Path) -> ShardIndex:
-    """A shard's index; a cut shard is refused, whatever may be left out."""
-    index = index_shard(path)
-    if index.problem is not None:
-        raise index.error()
-    return index
-
-
 def _load_samples(
     name: str, found: Samples, image_size: int | None, bad: BadSamples, memory_limit: int
 ) -> Images:
@@ -349,3 +224,77 @@ def _load_samples(
     pictures, kept = found.load(size, bad, memory_limit)
     labels = torch.from_numpy(kept.labels)
     return _images(name, pictures, size, labels, kept.classes, bad.messages, native)
+
+
+@dataclass(frozen=True)
+class ImageSplits(Splits):
+    """The images of a run: training, what is measured, and what calibrates a confidence."""
+
+    train: Images
+    test: Images
+    validation: Images | None = None
+    ood: Images | None = None
+
+    def told(self, measured: str) -> str:
+        """The data in one line; `measured` is the name of the split that is measured."""
+        train, test = self.train, self.test
+        classes = f"{len(train.classes):,} classes" if is_labelled(train) else "without classes"
+        return (
+            f"Data: {train.name}: {len(train):,} images to train on, {len(test):,} to measure on "
+            f"({measured}), {classes}, {train.image_size} x {train.image_size} "
+            f"pixels{self.left_out}."
+        )
+
+
+def check_same_classes(train: Images, test: Images) -> None:
+    """Refuse test data whose labels stand for other classes than those of the training data."""
+    if len(test.classes) != len(train.classes):
+        raise ValueError(
+            f"{train.name} has {len(train.classes)} classes and {test.name} {len(test.classes)}: "
+            "training and test data must share their classes."
+        )
+    if not (has_names(train.classes) and has_names(test.classes)):
+        return
+    for label, (ours, theirs) in enumerate(zip(train.classes, test.classes, strict=True)):
+        if plain_name(ours) != plain_name(theirs):
+            raise ValueError(
+                f"Class {label} is {ours!r} in {train.name} and {theirs!r} in {test.name}: "
+                "training and test data must share their classes, in one order. Give --data-test "
+                "with the classes of --data."
+            )
+
+
+def has_names(classes: Sequence[str]) -> bool:
+    """Whether classes have names of their own, not just their numbers as in shards without any."""
+    return any(name != str(label) for label, name in enumerate(classes))
+
+
+def plain_name(name: str) -> str:
+    """A class name without what data sets spell differently: Aquarium_Fish, aquarium fish."""
+    return name.casefold().replace("_", " ")
+
+
+def images_of(dataset: Any, handed: Handed, image_size: int) -> Images:
+    """A Dataset of images or of (image, label)."""
+    items = [dataset[row] for row in range(len(dataset))]
+    pairs = [item if isinstance(item, tuple | list) else (item, 0) for item in items]
+    pixels = square_pixels((image for image, _ in pairs), image_size, handed.name)
+    labels = torch.tensor([int(label) for _, label in pairs])
+    return Images(
+        name=f"handed:{handed.name}",
+        pictures=pixels,
+        image_size=image_size,
+        fingerprint=handed.fingerprint,
+        labels=labels,
+        classes=(),
+    )
+
+
+def class_numbers(labels: Iterable[Tensor]) -> tuple[str, ...]:
+    """The classes of images whose labels are nothing but numbers."""
+    return tuple(map(str, range(1 + max(int(x.max()) for x in labels))))
+
+
+def is_labelled(images: Images) -> bool:
+    """Whether there is anything to classify: two classes at least."""
+    return len(images.labels.unique()) > 1

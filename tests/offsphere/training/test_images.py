@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from torch.nn.functional import normalize
 
+from offsphere.data.images import load_images
+from offsphere.evaluation.images import Features, _without_classes
 from offsphere.run.progress import speaking
-from vision.evaluate import Features, _without_classes
-from vision.images import load_images
 from vision.train_simclr import Config, run
 
 
