@@ -5,6 +5,7 @@
     offsphere data                                      which named data sets are here
     offsphere report                                    one web page of all studies in results/
     offsphere claims                                    each published claim and what we measured
+    offsphere compare runs.csv --arm=method ...         anybody's runs: which method is better?
     offsphere audit --model=... --pretrained=...        does magnitude carry information in a model?
     offsphere export --run=... --out=...                a run's towers as an open_clip checkpoint
     offsphere shards make --source=... --out=...        tar shards and their manifest
@@ -55,6 +56,7 @@ COMMANDS = {
     "data": "offsphere.data.sets",
     "report": "offsphere.analysis.report",
     "claims": "offsphere.analysis.claims",
+    "compare": "offsphere.analysis.compare",
     "audit": "crossmodal.audit",
     "export": "crossmodal.export",
     "shards": "crossmodal.shards",
