@@ -29,7 +29,7 @@ from crossmodal.captions import Captioned, load_captions
 from crossmodal.methods import Clip
 from crossmodal.settings import MODELS, ClipSettings
 from offsphere.encoders.clip import registered_name
-from offsphere.training.optim import build_optimizers
+from offsphere.training.loop import build_optimizers
 
 BATCH = 128
 WARM_UP = 3

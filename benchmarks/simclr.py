@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from offsphere.data.images import Images, load_images
 from offsphere.encoders.images import ImageEncoder
 from offsphere.training import images as experiment
-from offsphere.training.image_settings import ImageSettings
-from offsphere.training.optim import build_optimizers
+from offsphere.training.loop import build_optimizers
 from offsphere.training.run import objective_of
+from offsphere.training.settings import ImageSettings
 from vision.methods import MoCo, SimCLR
 
 BATCH = 256

@@ -71,6 +71,12 @@ class Cell(nn.Module):
         left, right = torch.sigmoid(self.logits).unbind()
         return left, right
 
+    @torch.no_grad()
+    def numbers(self) -> tuple[float, float]:
+        """The (left, right) exponents as they stand, without a gradient."""
+        left, right = self.exponents
+        return float(left), float(right)
+
     def shrink_left(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """The left side alone (anchors, images, queries)."""
         return shrink(x, self.exponents[0])

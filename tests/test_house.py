@@ -24,7 +24,6 @@ CROSS_CUTTING = {
     "offsphere/test_dropin_trainer": "dropin.py inside open_clip's own trainer",
     "offsphere/test_groups": "groups of negatives in losses, terms and calibration",
     "offsphere/test_refusals": "what the core refuses, and in which words",
-    "offsphere/training/test_training_parts": "optim, streams and checkpoint together in a loop",
     "test_cell_and_loss": "a new cell and a new loss, from training to the page",
     "test_cli": "cli.py, from outside",
     "test_command_cases": "every command, right and wrong",

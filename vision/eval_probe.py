@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from offsphere.run.command import one_line_errors
 from offsphere.run.config import parse, settings_hash, to_dict, where
 from offsphere.run.record import find_run, provenance, write_json
-from offsphere.training.image_settings import ImageSettings
 from offsphere.training.settings import (
     LARGEST_IMAGE,
     MOST_THREADS,
+    ImageSettings,
     canonical_eval_cell,
     check_between,
     check_setting,
@@ -171,7 +171,7 @@ def from_run(config: Config, path: Path) -> Subject:
     """The encoder of a run, finished or cut."""
     from offsphere.cells import Cell
     from offsphere.training.images import build_encoder
-    from offsphere.training.run import fixed_exponents, read_run, read_weights
+    from offsphere.training.run import read_run, read_weights
 
     folder, own = read_run(path, SCRIPTS)
     script = f"vision/{folder.provenance()['script']}.py"
@@ -183,7 +183,7 @@ def from_run(config: Config, path: Path) -> Subject:
             "backbone: add --layer=all."
         )
     eval_cell = settings.eval_cell
-    exponents = trained.exponents if eval_cell is None else fixed_exponents(Cell(eval_cell))
+    exponents = trained.exponents if eval_cell is None else Cell(eval_cell).numbers()
     encoder = build_encoder(own, load_pretrained=False)
     try:
         encoder.load_state_dict(trained.tensors)
@@ -201,7 +201,6 @@ def from_backbone(config: Config) -> Subject:
 
     from offsphere.cells import Cell
     from offsphere.training.images import build_encoder
-    from offsphere.training.run import fixed_exponents
 
     given = {"layer": "backbone" if config.eval_cell is None else "all", **flags(config)}
     settings = ImageSettings(
@@ -213,7 +212,7 @@ def from_backbone(config: Config) -> Subject:
     )
     encoder = build_encoder(settings)
     encoder.projector, encoder.embedding_dim = nn.Identity(), encoder.features_dim
-    exponents = fixed_exponents(Cell(settings.eval_cell or "cosine"))
+    exponents = Cell(settings.eval_cell or "cosine").numbers()
     name = f"{settings.backbone}-{settings_hash(settings)}"
     file = Path(config.out) / "eval_probe" / name / "metrics.json"
     facts = {"probe/backbone": settings.backbone, "probe/pretrained": settings.pretrained}

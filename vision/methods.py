@@ -9,9 +9,9 @@ from offsphere.encoders.images import ImageEncoder
 from offsphere.interventions import grad_scale, penalised
 from offsphere.momentum import MomentumTwin, Queue, encode_without_leak
 from offsphere.objective import Objective
-from offsphere.training.image_settings import ImageSettings
 from offsphere.training.images import ImageMethod, TwoViews
 from offsphere.training.ranks import Rows, Tensors
+from offsphere.training.settings import ImageSettings
 from offsphere.training.streams import stream
 
 

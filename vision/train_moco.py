@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from offsphere.run.help import Groups
 from offsphere.run.scripts import Role, Task
-from offsphere.training.image_settings import COLUMNS, ImageSettings
 from offsphere.training.script import main
-from offsphere.training.settings import check_setting
+from offsphere.training.settings import IMAGE_COLUMNS, ImageSettings, check_setting
 
 if TYPE_CHECKING:
     from offsphere.data.splits import Handed
@@ -101,4 +100,4 @@ def run(config: Config, data: Handed | None = None) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    main(Config, run, COLUMNS, __doc__)
+    main(Config, run, IMAGE_COLUMNS, __doc__)

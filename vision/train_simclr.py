@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal
 from offsphere.names import PAIR_LOSSES, VIEW_LOSSES
 from offsphere.run.config import added
 from offsphere.run.scripts import Role, Task
-from offsphere.training.image_settings import COLUMNS, ImageSettings
 from offsphere.training.script import main
+from offsphere.training.settings import IMAGE_COLUMNS, ImageSettings
 
 if TYPE_CHECKING:
     from offsphere.data.splits import Handed
@@ -83,4 +83,4 @@ def run(config: Config, data: Handed | None = None) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    main(Config, run, COLUMNS, __doc__)
+    main(Config, run, IMAGE_COLUMNS, __doc__)

@@ -30,10 +30,9 @@ from offsphere.interventions import cut_initialisation
 from offsphere.run.progress import say
 from offsphere.run.record import RunFolder
 from offsphere.training.experiment import Experiment, Method
-from offsphere.training.image_settings import ImageSettings
 from offsphere.training.ranks import Rows, Tensors, share
 from offsphere.training.run import eval_exponents
-from offsphere.training.settings import steps_of
+from offsphere.training.settings import ImageSettings, steps_of
 from offsphere.training.streams import batch_indices, stream, stream_seed
 
 LARGE = 48

@@ -24,13 +24,12 @@ from offsphere.run.config import command, load_yaml
 from offsphere.run.files import atomic_write
 from offsphere.run.record import RunFolder, open_run
 from offsphere.run.workers import loss_in_words
-from offsphere.training.checkpoint import load_checkpoint
+from offsphere.training.checkpoint import check_held_out, load_checkpoint
 from offsphere.training.experiment import Experiment
-from offsphere.training.keep import check_held_out
 from offsphere.training.loop import Diverged, Interrupted, fit
-from offsphere.training.plots import plot_run
 from offsphere.training.ranks import Ranks, connected
 from offsphere.training.settings import TrainSettings, steps_of
+from offsphere.training.telemetry import plot_run
 
 Tensors = dict[str, Tensor]
 SettingsT = TypeVar("SettingsT", bound=TrainSettings)
@@ -182,7 +181,7 @@ def read_weights(folder: RunFolder, settings: TrainSettings, module: str, script
         for key, x in method.items()
         if key.startswith(f"{module}.")
     }
-    return Weights(tensors, fixed_exponents(cell), state["step"])
+    return Weights(tensors, cell.numbers(), state["step"])
 
 
 def objective_of(
@@ -214,16 +213,8 @@ def objective_of(
 
 def eval_exponents(settings: TrainSettings, objective: Objective) -> tuple[float, float]:
     """The exponents that score in evaluation: the eval cell's, or those trained so far."""
-    return fixed_exponents(
-        objective.cell if settings.eval_cell is None else Cell(settings.eval_cell)
-    )
-
-
-def fixed_exponents(cell: Cell) -> tuple[float, float]:
-    """The cell's exponents as they stand."""
-    with torch.no_grad():
-        left, right = (float(g) for g in cell.exponents)
-    return left, right
+    cell = objective.cell if settings.eval_cell is None else Cell(settings.eval_cell)
+    return cell.numbers()
 
 
 def save_tensors(path: Path, tensors: Tensors) -> None:

@@ -24,7 +24,7 @@ from offsphere.encoders.frozen import frozen_tower
 from offsphere.evaluation.geometry import cohens_d
 from offsphere.study.measures import unmeasured
 from offsphere.training import run as training_run
-from offsphere.training.optim import build_optimizers
+from offsphere.training.loop import build_optimizers
 from offsphere.training.streams import batch_indices, stream
 
 

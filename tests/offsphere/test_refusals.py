@@ -14,10 +14,9 @@ from crossmodal.settings import ClipSettings
 from offsphere import cli
 from offsphere.run.record import RunFolder
 from offsphere.training.checkpoint import load_checkpoint, save_checkpoint
-from offsphere.training.image_settings import ImageSettings
 from offsphere.training.loop import _restore
 from offsphere.training.ranks import connected
-from offsphere.training.settings import LONGEST_RUN, TrainSettings, steps_of
+from offsphere.training.settings import LONGEST_RUN, ImageSettings, TrainSettings, steps_of
 from text.settings import RetrievalSettings
 
 

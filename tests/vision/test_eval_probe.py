@@ -15,8 +15,8 @@ from offsphere.data.images import load_images
 from offsphere.data.views import IMAGENET_MEAN, IMAGENET_STD
 from offsphere.evaluation.knn import knn
 from offsphere.run.config import from_dict
-from offsphere.training.image_settings import ImageSettings
 from offsphere.training.images import build_encoder
+from offsphere.training.settings import ImageSettings
 from offsphere.training.streams import stream_seed
 from vision import eval_probe, train_moco, train_simclr
 

@@ -11,7 +11,7 @@ from experiments import given as experiment_of
 from torch import Tensor, nn
 
 from offsphere.training import images as experiment
-from offsphere.training.optim import build_optimizers, rate, set_rate
+from offsphere.training.loop import build_optimizers, rate, set_rate
 from offsphere.training.run import objective_of
 from offsphere.training.settings import peak_lr
 from offsphere.training.streams import batch_indices, stream

@@ -17,7 +17,7 @@ from offsphere.study.measures import unmeasured
 from offsphere.training import images as experiment
 from offsphere.training import run as training_run
 from offsphere.training.images import evaluator_of, load_splits
-from offsphere.training.optim import rate
+from offsphere.training.loop import rate
 from offsphere.training.streams import batch_indices
 from vision import train_moco, train_simclr
 

@@ -28,8 +28,8 @@ from offsphere.data.images import Images, load_images
 from offsphere.data.pictures import decode, resize_square
 from offsphere.data.shards import ShardFacts, checksum, shard_paths, write_manifest
 from offsphere.data.splits import SPLITS, in_validation
-from offsphere.training.image_settings import ImageSettings
 from offsphere.training.images import load_splits
+from offsphere.training.settings import ImageSettings
 
 
 def write_folder(folder: Path, classes: tuple[str, ...], per_class: int) -> list[tuple[str, int]]:

@@ -14,7 +14,7 @@ from offsphere.cli import SCRIPTS
 from offsphere.run import catalog
 from offsphere.run.config import data_names, from_dict, run_name, settings
 from offsphere.study.reproduce import settings_in
-from offsphere.training.image_settings import ImageSettings
+from offsphere.training.settings import ImageSettings
 from text.passages import load_collection
 from text.settings import RetrievalSettings
 

@@ -314,7 +314,7 @@ def test_a_telling_name_is_bounded():
 
 
 def test_a_bare_path_is_the_data_it_plainly_is(tmp_path, monkeypatch):
-    from offsphere.training.image_settings import ImageSettings
+    from offsphere.training.settings import ImageSettings
 
     monkeypatch.chdir(tmp_path)
     for name in ("pictures", "shards", "beir", "sts"):

@@ -15,7 +15,7 @@ from offsphere.cli import SCRIPTS
 from offsphere.run import safe_yaml
 from offsphere.run.config import load_yaml
 from offsphere.study.plan import load_study
-from offsphere.training.image_settings import ImageSettings
+from offsphere.training.settings import ImageSettings
 
 ALIASES = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"

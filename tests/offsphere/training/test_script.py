@@ -10,8 +10,8 @@ from rich.table import Table
 from offsphere.estimate import Estimate
 from offsphere.evaluation.intervals import wilson
 from offsphere.run.record import RunFolder
-from offsphere.training.plots import measured, plot_run
 from offsphere.training.script import _add_certainty, interval
+from offsphere.training.telemetry import measured, plot_run
 
 
 def test_intervals_by_metric():
