@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from offsphere import streamed
+from offsphere.ids import check_ids, mean_positives
 from offsphere.precision import at_least_float32, compiling, row_products, transformed
 from offsphere.split import ALONE, Split
 from offsphere.streamed import (
@@ -41,7 +42,7 @@ from offsphere.streamed import (
 from offsphere.variance import mean_square
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Int
 
 
 def info_nce(
@@ -51,6 +52,8 @@ def info_nce(
     *,
     both_ways: bool = True,
     hard_negatives: Float[Tensor, "k d"] | None = None,
+    ids: Int[Tensor, " columns"] | None = None,
+    equal: Literal["mask", "positive"] = "mask",
     largest: float = math.inf,
     split: Split = ALONE,
 ) -> Float[Tensor, ""]:
@@ -58,10 +61,21 @@ def info_nce(
 
     `hard_negatives`, in the right side's form, are seen by every left row, left to right only.
     One-way, `right` may be longer than `left`: the further rows are negatives too.
+
+    `ids`, a whole number for each right row and hard negative (left row i has that of right row i),
+    say what is the same thing: five captions of one picture, equal texts. Row i and column j with
+    one id, j not i, are no negatives. With s = scores / temperature and P(i) = {j: id_j = id_i},
+
+        mask       row i costs log(e^s_ii + sum of e^s_ij over j outside P(i)) - s_ii
+        positive   row i costs log(sum of e^s_ij over all j) - mean of s_ij over P(i)
+
+    and a column likewise. The second is SupCon's L_out, and cross-entropy with UniCL's targets.
     """
     sides = (left, right) if hard_negatives is None else (left, right, hard_negatives)
     n, width = left.shape[0], sum(x.shape[0] for x in sides[1:])
-    small, columns = streamed.dense(left, width, split), n if both_ways else 0
+    same = None if ids is None else check_ids(ids, width, equal, left.device)
+    several, columns = same if equal == "positive" else None, n if both_ways else 0
+    small = same is None and streamed.dense(left, width, split)
     sides, t, largest = _prepare(temperature, *sides, largest=largest, looks=not small)
     left, right, *hard = sides
     if len(right) < n or (both_ways and len(right) != n):
@@ -74,11 +88,17 @@ def info_nce(
         right,
         t,
         weight=1 / (n + columns),
-        positive=(0,),
+        positive=(0,) if several is None else (),
         columns=columns,
+        ids=same if several is None else None,
         largest=largest,
         split=split,
     )
+    if several is not None:
+        means = mean_positives(left, right, several)
+        if both_ways:
+            means = means + mean_positives(right[:n], left, several[:n])
+        value = value - means / t / (n + columns)
     if small and not _unseen(left) and not math.isfinite(value.item()):
         for x in sides:
             largest_norm(x)

@@ -31,7 +31,7 @@ from offsphere.split import ALONE, Split
 from offsphere.strips import LOWEST
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
 TILED_DEVICES = ("cpu",)
 """Devices whose scores come in tiles."""
@@ -81,6 +81,7 @@ def log_partitions(
     positive: tuple[int, ...] = (),
     own: Float[Tensor, " n"] | None = None,
     columns: int = 0,
+    ids: Int[Tensor, " m"] | None = None,
     largest: float = math.inf,
     split: Split = ALONE,
     found: Float[Tensor, ""] | None = None,
@@ -89,18 +90,19 @@ def log_partitions(
 
     The diagonals j - i in `exclude` are left out of the log-sum-exp; those in `positive` hold the
     positives. `own` is one more score per row, its positive, that only this row sees. With `right`
-    None both sides are `left`: half the tiles serve, because columns repeat the rows. `largest`
-    bounds the size of all scores, if it is known. `found` is the sum, with its gradient, if a dense
-    definition has found it already.
+    None both sides are `left`: half the tiles serve, because columns repeat the rows. `ids` name
+    the columns, and rows by their place: scores of two equal ids, positives apart, are left out
+    too. `largest` bounds the size of all scores, if it is known. `found` is the sum, with its
+    gradient, if a dense definition has found it already.
     """
-    inputs, how = (left, right, temperature, own), (weight, exclude, positive, columns)
+    inputs, how = (left, right, temperature, own), (weight, exclude, positive, columns, ids)
     if transformed():
         with outside_autocast(left):
             return _plain_log_partitions(*inputs, *how)
     if compiling() and split.count == 1:
         needs = [isinstance(x, Tensor) and x.requires_grad for x in inputs]
         t = torch.as_tensor(temperature, dtype=left.dtype, device=left.device)
-        lists = (weight, list(exclude), list(positive), columns)
+        lists = (weight, list(exclude), list(positive), columns, ids)
         return _log_partitions_op(left, right, t, own, *lists, largest, split.precision, needs)[0]
     value: Tensor = (
         _LogPartitions.apply(*inputs, *how, largest, split)  # pyright: ignore
@@ -136,7 +138,7 @@ class _LogPartitions(torch.autograd.Function):
     @staticmethod
     def forward(ctx, left, right, temperature, own, *how):
         inputs = (left, right, temperature, own)
-        sweep = _sweep_for(left, right, own, exclude=how[1], positive=how[2], split=how[-1])
+        sweep = _sweep_for(left, right, own, how[1], how[2], how[4], how[-1])
         with outside_autocast(left, how[-1].precision):
             value, *grads = sweep(*inputs, *how, needs_grad=ctx.needs_input_grad[:4])
         _save(ctx, inputs, grads)
@@ -145,7 +147,7 @@ class _LogPartitions(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grad_outputs):
-        return *_gradients(ctx, _plain_log_partitions, grad_outputs[0]), *[None] * 6
+        return *_gradients(ctx, _plain_log_partitions, grad_outputs[0]), *[None] * 7
 
 
 class _SoftplusSum(torch.autograd.Function):
@@ -200,19 +202,21 @@ def _log_partitions_op(
     exclude: list[int],
     positive: list[int],
     columns: int,
+    ids: Tensor | None,
     largest: float,
     precision: str,
     needs_grad: list[bool],
 ) -> list[Tensor]:
     """The value and four gradients; one that is not needed is empty."""
-    inputs, how = (left, right, temperature, own), (weight, tuple(exclude), tuple(positive))
+    how = (weight, tuple(exclude), tuple(positive), columns, ids)
+    inputs = (left, right, temperature, own)
     if not _in_strips(left):
         largest = scores_bound(temperature, *(x for x in (left, right) if x is not None))
-    sweep = _sweep_for(left, right, own, *how[1:], ALONE)
+    sweep = _sweep_for(left, right, own, how[1], how[2], ids, ALONE)
     with outside_autocast(left, precision):
-        value, *grads = sweep(*inputs, *how, columns, largest, ALONE, needs_grad=needs_grad)
-    if not _in_strips(left) and _seen(own, *how[1:]):
-        value = _with_digits(value, inputs, (*how, columns))
+        value, *grads = sweep(*inputs, *how, largest, ALONE, needs_grad=needs_grad)
+    if not _in_strips(left) and _seen(own, how[1], how[2]):
+        value = _with_digits(value, inputs, how)
     return _whole(value, grads)
 
 
@@ -226,6 +230,7 @@ def _(
     exclude,
     positive,
     columns,
+    ids,
     largest,
     precision,
     needs_grad,
@@ -263,7 +268,7 @@ def _whole(value: Tensor, grads: list[Tensor | None]) -> list[Tensor]:
 
 def _save_outputs(ctx, inputs, output) -> None:
     ctx.save_for_backward(*output[1:])
-    ctx.others = [[] if x == [] else None for x in inputs[4:]]
+    ctx.others = [[] if isinstance(x, list) and not x else None for x in inputs[4:]]
 
 
 def _scale_outputs(ctx, grad_outputs):
@@ -276,7 +281,7 @@ for _op in (_log_partitions_op, _softplus_op):
     _op.register_autograd(_scale_outputs, setup_context=_save_outputs)
 
 
-def _plain_log_partitions(left, right, temperature, own, weight, exclude, positive, columns):
+def _plain_log_partitions(left, right, temperature, own, weight, exclude, positive, columns, ids):
     """The definition of `log_partitions`, a slab of rows after the other.
 
     Where the positive is a candidate it adds 1 to exp(gap), the others' log-sum-exp being `gap`
@@ -292,7 +297,7 @@ def _plain_log_partitions(left, right, temperature, own, weight, exclude, positi
         # In the order (n, -n) of the offsets, the diagonals come in the order of the rows.
         positives += [diagonal.clone() for diagonal in tiles.crossing(scores, at, positive)]
         # Finite, because a column without candidates in this slab would have no derivative.
-        tiles.without(scores, at, (*exclude, *positive), LOWEST)
+        tiles.without(scores, at, (*exclude, *positive), LOWEST, ids)
         rows.append(scores.logsumexp(1))
         if columns:
             cols.append(scores[:, :columns].logsumexp(0))
@@ -346,11 +351,11 @@ def bad_temperature(value: float) -> ValueError:
     )
 
 
-def _sweep_for(left, right, own, exclude, positive, split) -> Callable:
+def _sweep_for(left, right, own, exclude, positive, ids, split) -> Callable:
     """The sweep of this path; the dense one is for plain pairs."""
     if _in_strips(left):
         return strips.sweep_log_partitions
-    pairs = own is None and not exclude and positive == (0,)
+    pairs = own is None and not exclude and positive == (0,) and ids is None
     if pairs and right is not None and path(left, right, split) == "dense":
         return tiles.dense_pairs
     return tiles.sweep_log_partitions

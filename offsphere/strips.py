@@ -36,8 +36,9 @@ LOWEST = -1e30
 
 
 def sweep_log_partitions(
-    left, right, temperature, own, weight, exclude, positive, columns, largest, split, needs_grad
-):
+    left, right, temperature, own, weight, exclude, positive, columns, ids, largest, split,
+    needs_grad,
+):  # fmt: skip
     """The value, and the gradients for left, right, temperature and own (None if not needed).
 
     A symmetric matrix (`right` None) is computed whole: its rows alone say everything.
@@ -63,6 +64,11 @@ def sweep_log_partitions(
                 positives[at] = diagonal
         for diagonal, _ in _diagonals(scores, i, excluded):
             diagonal.fill_(LOWEST)
+        if ids is not None:
+            equal = ids[mine][i][:, None] == ids
+            for diagonal, _ in _diagonals(equal, i, paired):
+                diagonal.fill_(False)
+            scores.masked_fill_(equal, LOWEST)
         return scores
 
     def differentiate(shares: Tensor, i: slice) -> None:

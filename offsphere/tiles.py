@@ -80,8 +80,9 @@ class _Shifted:
 
 
 def dense_pairs(
-    left, right, temperature, own, weight, exclude, positive, columns, largest, split, needs_grad
-):
+    left, right, temperature, own, weight, exclude, positive, columns, ids, largest, split,
+    needs_grad,
+):  # fmt: skip
     """The definition of `info_nce`, and its gradients as autograd would find them, to the bit.
 
     In a small batch autograd's bookkeeping takes longer than the arithmetic.
@@ -120,8 +121,9 @@ def _log_sum_exp(scores: Tensor, dim: int) -> Tensor:
 
 
 def sweep_log_partitions(
-    left, right, temperature, own, weight, exclude, positive, columns, largest, split, needs_grad
-):
+    left, right, temperature, own, weight, exclude, positive, columns, ids, largest, split,
+    needs_grad,
+):  # fmt: skip
     """The value, and the gradients for left, right, temperature and own (None if not needed)."""
     symmetric = right is None
     right = left if symmetric else right
@@ -158,7 +160,7 @@ def sweep_log_partitions(
         for diagonal in crossing(scores, at, positive):
             # Off the diagonal of a symmetric matrix a tile stands for its mirror image too.
             positives = positives + diagonal.sum() * (2 if symmetric and i != j else 1)
-        tile = without(exps.terms(scores), at, exclude, exps.empty)
+        tile = without(exps.terms(scores), at, exclude, exps.empty, ids, positive)
         exps.add(rows[i], tile, 1)
         if two_way and not (symmetric and i == j):
             exps.add(cols[j], tile, 0)
@@ -197,7 +199,7 @@ def sweep_log_partitions(
         if keep:
             tile = place(number)
         else:
-            tile = without(exps.terms(compute(number)), at, exclude, exps.empty)
+            tile = without(exps.terms(compute(number)), at, exclude, exps.empty, ids, positive)
         grad = exps.shares(tile, rows[i], cols[j] if two_way else None, times)
         for diagonal in crossing(grad, at, positive):
             diagonal -= 2 * times if two_way else times
@@ -273,8 +275,20 @@ def crossing(tile: Tensor, at: Tile, offsets: tuple[int, ...]) -> Iterator[Tenso
     return (view for view, _ in diagonals(tile, at[0].start, at[1].start, offsets))
 
 
-def without(terms: Tensor, at: Tile, exclude: tuple[int, ...], empty: float) -> Tensor:
-    """The tile with these diagonals filled."""
+def without(
+    terms: Tensor,
+    at: Tile,
+    exclude: tuple[int, ...],
+    empty: float,
+    ids: Tensor | None = None,
+    positive: tuple[int, ...] = (),
+) -> Tensor:
+    """The tile with these diagonals filled, and what has equal ids but is no positive."""
     for diagonal in crossing(terms, at, exclude):
         diagonal.fill_(empty)
+    if ids is not None:
+        equal = ids[at[0], None] == ids[at[1]]
+        for diagonal in crossing(equal, at, positive):
+            diagonal.fill_(False)
+        terms.masked_fill_(equal, empty)
     return terms
