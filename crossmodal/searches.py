@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from offsphere.audit.measures import Side
 from offsphere.audit.report import Data
 from offsphere.audit.search import Direction, Search
 
@@ -76,10 +77,11 @@ class Encoded(NamedTuple):
 
     def audited(self) -> Data:
         """The same with what the audit tells about it."""
-        images, texts = self.features.images.double(), self.features.texts.double()
+        images, texts = self.features.images, self.features.texts
         skipped = f", {self.skipped} damaged left out" if self.skipped else ""
         told = f"{len(images)} images, {len(texts)} texts{skipped}."
-        return Data(told, {"image": images, "text": texts}, self.searches())
+        sides = {"image": Side(images), "text": Side(texts)}
+        return Data(told, sides, self.searches())
 
     def tensors(self) -> dict[str, Tensor]:
         """The raw embeddings, as `--embeddings` reads them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from offsphere.audit.table import HALF, Table
@@ -19,10 +19,21 @@ Verdict = Literal[
     "keep cosine",
     "no difference",
     "already normalised",
+    "norms carry relevance",
+    "norms carry relevance, reversed",
+    "norms say nothing of relevance",
+    "norms reorder",
+    "norms hardly reorder",
     "norm tells",
     "norm does not tell",
+    "hubs follow norms",
+    "hubs leave norms alone",
     "use a remedy",
     "no remedy",
+    "int8 is safe",
+    "int8 costs",
+    "norms follow texts",
+    "norms hardly follow texts",
     "syntax over meaning",
     "meaning over syntax",
     "inconclusive",
@@ -43,6 +54,12 @@ class Rules:
     """Norms that vary by less of their mean are constant."""
     weak_auroc: float = 0.1
     """An AUROC this near to a half is weak."""
+    permutation_level: float = 0.01
+    """Norms carry relevance if permuted ones are as telling less often than this."""
+    strong_leverage: float = 0.3
+    """CV x mean cosine / sd of cosines from which norms reorder (8 % of the scores' variance)."""
+    strong_correlation: float = 0.2
+    """Correlations below it are called weak."""
 
 
 RULES = Rules()
@@ -54,6 +71,8 @@ class Statement:
 
     verdict: Verdict
     text: str
+    about: str = ""
+    """The cell, relevance, leverage, confidence, hubs, remedies, storage, texts."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +98,11 @@ class Evidence:
         """A fact of the direction."""
         return self.table.value(*self.words.place, scored_with, metric)
 
+    @property
+    def full(self) -> bool:
+        """Whether what needs the candidates in memory was measured among all of them."""
+        return self.number("candidates_compared") == self.number("candidates")
+
     def cells(self) -> dict[str, Estimate]:
         """The metric that decides, scored with each cell."""
         names = self.table.scores(*self.words.place, f"{self.words.metric}_minus_cosine")
@@ -89,10 +113,21 @@ class Evidence:
 def recommend(table: Table, direction: Direction, own: str) -> Advice:
     """What to do in one direction: with the candidates' norms, the query's norm, the remedies."""
     found = Evidence(table, direction, own)
-    statements = (_about_chance(found),)
+    statements = [_about_chance(found)]
     if not at_chance(found):
-        statements = (_about_magnitude(found), _about_confidence(found), _about_remedies(found))
-    return Advice(*direction.place, statements)
+        rules = {
+            "cell": _about_magnitude,
+            "relevance": _about_relevance,
+            "leverage": _about_leverage,
+            "confidence": _about_confidence,
+            "hubs": _about_hubs,
+            "remedies": _about_remedies,
+            "storage": _about_storage,
+            "texts": _about_texts,
+        }
+        said = ((about, rule(found)) for about, rule in rules.items())
+        statements = [replace(x, about=about) for about, x in said if x is not None]
+    return Advice(*direction.place, tuple(statements))
 
 
 def headline(advice: Sequence[Advice], own: str) -> str:
@@ -103,19 +138,17 @@ def headline(advice: Sequence[Advice], own: str) -> str:
         by_verdict.setdefault(each[1].verdict, []).append(each)
     use, keep = by_verdict.get("use magnitude", []), by_verdict.get("keep cosine", [])
     if use and keep:
-        return (
-            f"It depends: use magnitude for {_places(use)}, keep normalising for {_places(keep)}."
-        )
+        return f"It depends: score with dot for {_places(use)}, with cosine for {_places(keep)}."
     if use:
-        return f"Use magnitude for {_places(use)}: {_lower(use[0][1].text)}"
+        return f"Score with dot for {_places(use)}: {_lower(use[0][1].text)}"
     if keep:
-        return f"Keep normalising: {_lower(keep[0][1].text)}"
+        return f"Score with cosine: {_lower(keep[0][1].text)}"
     if len(by_verdict.get("at chance", [])) == len(said):
         return f"Nothing can be told: {_lower(said[0][1].text)}"
     if same := by_verdict.get("no difference"):
-        return f"Keep normalising: {_lower(same[0][1].text)}"
+        return f"Score with cosine: {_lower(same[0][1].text)}"
     if len(by_verdict.get("already normalised", [])) == len(said):
-        return f"Keep normalising: {_lower(said[0][1].text)}"
+        return f"Score with cosine: {_lower(said[0][1].text)}"
     open_ones = by_verdict.get("inconclusive") or said
     return f"Keep scoring with {own}, nothing is settled: {_lower(open_ones[0][1].text)}"
 
@@ -189,10 +222,124 @@ def _about_magnitude(found: Evidence) -> Statement:
     )
 
 
-def _about_confidence(found: Evidence) -> Statement:
+def _about_relevance(found: Evidence) -> Statement | None:
+    """Rules for permuted norms: Cohen's d where some candidates are right for nobody, else the
+    ranking by dot."""
+    words, level = found.words, RULES.permutation_level
+    d, null = found.of("", "cohens_d"), found.of("", "cohens_d_permuted")
+    kept = found.of("dot", words.metric)
+    permuted = found.of("dot", f"{words.metric}_permuted")
+    ranked = ""
+    if kept is not None and permuted is not None and found.full:
+        ranked = (
+            f" By dot {words.metric} is {kept.value:.1%} with these norms and "
+            f"{permuted.value:.1%} with them permuted."
+        )
+    if d is not None and null is not None:
+        right, idle = found.number("candidates_right"), found.number("candidates_idle")
+        evidence = (
+            f"Cohen's d {d:+.2f}: norms of the {right:,.0f} {words.candidates}s that answer a "
+            f"query minus those of the {idle:,.0f} that answer none, over the pooled deviation; "
+            f"permuted norms give {null.low:+.2f} to {null.high:+.2f}"
+        )
+        p, sign = found.number("cohens_d_p"), d.value
+        few = min(right, idle) < RULES.least_of_a_kind
+    elif permuted is not None and kept is not None:
+        evidence = f"permuted norms give {100 * permuted.low:.1f} to {100 * permuted.high:.1f} %"
+        p, sign = found.number(f"{words.metric}_permuted_p", "dot"), kept.value - permuted.value
+        few = permuted.n and kept.n < RULES.least_of_a_kind
+    else:
+        return None
+    if p <= level and sign > 0:
+        return Statement(
+            "norms carry relevance",
+            f"What answers is longer than chance would have it ({evidence}).{ranked}",
+        )
+    if p <= level:
+        return Statement(
+            "norms carry relevance, reversed",
+            f"What answers is shorter than chance would have it ({evidence}).{ranked}",
+        )
+    if few:
+        return Statement("inconclusive", f"Too few answers to tell norms from chance ({evidence}).")
+    return Statement(
+        "norms say nothing of relevance", f"They might be permuted as well ({evidence}).{ranked}"
+    )
+
+
+def _about_leverage(found: Evidence) -> Statement | None:
+    """Rules for how far norms can reorder candidates, which their CV alone does not say."""
+    leverage, cv = found.number("norm_leverage"), found.number("candidate_norm_cv")
+    if leverage != leverage or cv < RULES.constant_cv:
+        return None
+    share = leverage**2 / (1 + leverage**2)
+    strong = leverage >= RULES.strong_leverage
+    return Statement(
+        "norms reorder" if strong else "norms hardly reorder",
+        f"Norms make about {share:.0%} of the variance of scores by dot: CV {cv:.3f} x mean cosine "
+        f"/ deviation of cosines = {leverage:.2f}.",
+    )
+
+
+def _about_hubs(found: Evidence) -> Statement | None:
+    """Rules for candidates that come up too often."""
+    cosine, dot = (found.number("hubness_skewness", cell) for cell in ("cosine", "dot"))
+    tie = found.number("hubness_norm_correlation", "dot")
+    if cosine != cosine or dot != dot:
+        return None
+    follow = abs(tie) >= RULES.strong_correlation
+    told = "" if tie != tie else f", where counts go with norms at r = {tie:+.2f}"
+    return Statement(
+        "hubs follow norms" if follow else "hubs leave norms alone",
+        f"How often each {found.words.candidates} is among the "
+        f"{found.number('hubness_neighbours'):.0f} nearest has skewness {cosine:.1f} by cosine and "
+        f"{dot:.1f} by dot{told}.",
+    )
+
+
+def _about_storage(found: Evidence) -> Statement | None:
+    """Rules for int8 and binary vectors, under cosine and dot."""
+    told, own = [], None
+    for cell in ("cosine", "dot"):
+        changes = [
+            found.of(cell, f"{found.words.metric}_{kind}_minus_full") for kind in ("int8", "binary")
+        ]
+        if None in changes:
+            return None
+        int8, binary = (x for x in changes if x is not None)
+        told.append(f"{cell}: int8 {points(int8)}, binary {points(binary)}")
+        if found.own == cell or own is None:
+            own = int8
+    assert own is not None
+    return Statement(
+        "int8 is safe" if own.low > -RULES.margin else "int8 costs",
+        f"{'; '.join(told)} of {found.words.metric}.".capitalize(),
+    )
+
+
+def _about_texts(found: Evidence) -> Statement | None:
+    """Rules for how norms go with what texts are like."""
+    told, strong = [], False
+    for side in dict.fromkeys((found.words.query, found.words.candidates)):
+        for name, words in (("length", "length"), ("frequency", "how common its tokens are")):
+            rho = found.of("", f"norm_{side}_with_{name}")
+            if rho is not None:
+                told.append(f"{side} norms with {words} {rho:+.2f}")
+                strong = strong or abs(rho.value) >= RULES.strong_correlation
+    if not told:
+        return None
+    return Statement(
+        "norms follow texts" if strong else "norms hardly follow texts",
+        f"Rank correlation of {'; '.join(told)}.",
+    )
+
+
+def _about_confidence(found: Evidence) -> Statement | None:
     """Rules for the AUROC of the query's norm: a ranking cannot use it, a confidence can."""
     query = found.words.query
     right, wrong = (found.number(f"answers_{kind}", found.own) for kind in ("right", "wrong"))
+    if right != right:
+        return None
     if min(right, wrong) < RULES.least_of_a_kind:
         return Statement(
             "inconclusive",
@@ -221,9 +368,11 @@ def _about_confidence(found: Evidence) -> Statement:
     )
 
 
-def _about_remedies(found: Evidence) -> Statement:
+def _about_remedies(found: Evidence) -> Statement | None:
     """Rules for the remedies: the best of those whose gain on the judged half is sure."""
     words, judged = found.words, found.number("judged_on")
+    if judged != judged:
+        return None
     where = (
         f"fitted on {found.number('fitted_on'):.0f} {words.examples}, judged on {judged:.0f} others"
     )

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from offsphere.audit.scoring import LEVEL, How, Outcomes, candidate_exponent
-from offsphere.audit.search import LEAST_EXAMPLES, Search
+from offsphere.audit.norms import TextFacts, measure_texts
+from offsphere.audit.scoring import LEVEL, How, Outcomes
+from offsphere.audit.search import LEAST_EXAMPLES, Direction, Search
 from offsphere.audit.table import HALF, Problem, Table
 from offsphere.estimate import Estimate
 from offsphere.evaluation import geometry
 from offsphere.evaluation.confidence import auroc
 from offsphere.evaluation.intervals import clustered_mean, draws, percentiles, share
 from offsphere.evaluation.relevance import norm_leverage
-from offsphere.evaluation.retrieval import same_ranking
 from offsphere.evaluation.similarity import (
     CellSimilarity,
     Centred,
@@ -58,21 +58,46 @@ class Curve:
     y: tuple[float, ...]
 
 
-def measure_sides(sides: Mapping[str, Tensor], search: Search, table: Table) -> list[Curve]:
-    """Add the norms and the shape of both sides of a data set, under its first direction.
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One side of a data set."""
 
-    Returned are the norms' histograms.
+    vectors: Float[Tensor, "m d"]
+    """All of them, or evenly spaced ones of more than fit into memory."""
+    norms: Float[Tensor, " n"] | None = None
+    """Of all of them; None: those of the vectors."""
+    texts: TextFacts | None = None
+    """What was encoded, where it was text that is known."""
+
+
+def measure_sides(
+    sides: Mapping[str, Side],
+    place: tuple[str, str],
+    pairs: tuple[Tensor, Tensor] | None,
+    table: Table,
+) -> list[Curve]:
+    """Add the norms and the shape of the sides of a data set, under its first direction.
+
+    `pairs` are the raw vectors of what belongs together. Returned are the norms' histograms.
     """
-    place, curves = search.direction.place, []
-    for name, x in sides.items():
+    curves = []
+    for name, side in sides.items():
+        x = side.vectors.double()
+        norms = x.norm(dim=1) if side.norms is None else side.norms
         shape = geometry.isotropy(x) | geometry.anisotropy(x)
-        measured = {f"norm_{name}_{key}": v for key, v in geometry.norm_statistics(x).items()}
+        measured = {
+            f"norm_{name}_{k}": v for k, v in geometry.norm_statistics(norms[:, None]).items()
+        }
         measured |= {f"{name}_{key}": value for key, value in shape.items()}
         for metric, value in measured.items():
-            table.add(*place, "", metric, Estimate(value.item(), n=len(x)))
-        curves.append(Curve(*place, "norms", name, *_histogram(x.norm(dim=1))))
-    measured = geometry.modality_gap(*sides.values())
-    measured["log_norm_cosine_correlation"] = geometry.log_norm_cosine_correlation(*search.pairs())
+            table.add(*place, "", metric, Estimate(value.item(), n=len(norms)))
+        if side.texts is not None:
+            measure_texts(place, name, norms, side.texts, table)
+        curves.append(Curve(*place, "norms", name, *_histogram(norms)))
+    if len(sides) < 2 or pairs is None:
+        return curves
+    measured = geometry.modality_gap(*(side.vectors.double() for side in sides.values()))
+    measured["log_norm_cosine_correlation"] = geometry.log_norm_cosine_correlation(*pairs)
     for metric, value in measured.items():
         table.add(*place, "", metric, Estimate(value.item()))
     return curves
@@ -87,23 +112,27 @@ def _histogram(norms: Float[Tensor, " n"]) -> tuple[tuple[float, ...], tuple[flo
     return tuple(edges.tolist()), tuple(torch.histc(norms, HISTOGRAM_BINS, low, high).tolist())
 
 
-def measure_hubness(search: Search, how: How, table: Table) -> dict[str, Int[Tensor, " q"]]:
+def measure_hubness(
+    search: Search, outcomes: Mapping[str, Outcomes], how: How, table: Table
+) -> dict[str, Int[Tensor, " q"]]:
     """Add how unevenly candidates are chosen, by cell; return each query's best candidate."""
     words, k = search.direction, neighbours(search.count)
-    raw = search.candidates(0.0)
-    norms, answers = raw.norm(dim=1), {}
-    for cells in same_ranking(how.cells, words.side):
-        items = search.candidates(candidate_exponent(search, how, cells[0]))
-        nearest = geometry.top_items(geometry.unit(search.queries), items, k)[1]
-        occurrence = torch.bincount(nearest.flatten(), minlength=len(items))
+    answers = {}
+    for cells in how.groups(words):
+        nearest = outcomes[cells[0]].best.documents[:, :k]
+        occurrence = torch.bincount(nearest.flatten(), minlength=search.count)
+        found = geometry.occurrence_statistics(occurrence, search.norms)
         for cell in cells:
             answers[cell] = nearest[:, 0]
-            _add_hubness(table, search, cell, geometry.occurrence_statistics(occurrence, norms))
-    cv = geometry.norm_statistics(raw)["cv"].item()
-    table.add(*words.place, "", "candidate_norm_cv", Estimate(cv, n=len(raw)))
-    leverage = norm_leverage(search.queries, raw)
-    table.add(*words.place, "", "norm_leverage", Estimate(leverage, n=len(raw)))
+            _add_hubness(table, search, cell, found)
+    spread = (search.norms.std(correction=0) / search.norms.mean()).item()
+    table.add(*words.place, "", "candidate_norm_cv", Estimate(spread, n=search.count))
+    some = search.thinned
+    leverage = norm_leverage(search.queries, some.candidates(0.0))
+    table.add(*words.place, "", "norm_leverage", Estimate(leverage, n=some.count))
     table.add(*words.place, "", "queries", Estimate(len(search.queries)))
+    table.add(*words.place, "", "candidates", Estimate(search.count))
+    table.add(*words.place, "", "candidates_compared", Estimate(some.count))
     table.add(*words.place, "", "hubness_neighbours", Estimate(k))
     return answers
 
@@ -129,17 +158,28 @@ def measure_confidence(
 
     Returned is the share of right answers in groups of queries, from short to long ones.
     """
-    words = search.direction
-    hit = own.values[words.hit]
+    hit, norms = own.values[search.direction.hit], search.queries.norm(dim=1)
+    chosen = search.norms[answers]
+    return add_confidence(search.direction, hit, norms, chosen, search.example, how, table)
+
+
+def add_confidence(
+    words: Direction,
+    hit: Float[Tensor, " q"],
+    norms: Float[Tensor, " q"],
+    chosen: Float[Tensor, " q"],
+    example: Int[Tensor, " q"],
+    how: How,
+    table: Table,
+) -> Curve:
+    """The same from what each query got, its norm, and the norm of what it chose."""
     decided = (hit == 0) | (hit == 1)
     right = hit[decided] == 1
-    norms = search.queries.norm(dim=1)
     counts = {"right": right, "wrong": ~right, "undecided": ~decided}
     for name, which in counts.items():
         table.add(*words.place, how.own, f"answers_{name}", Estimate(int(which.sum())))
-    chosen = search.candidates(0.0).norm(dim=1)[answers]
     for name, values in (("query_norm", norms), ("answer_norm", chosen)):
-        told = separation(values[decided], right, search.example[decided], how)
+        told = separation(values[decided], right, example[decided], how)
         for kind, estimate in told.items():
             table.add(*words.place, how.own, f"{name}_{kind}", estimate)
     groups = norms.argsort().tensor_split(min(GROUPS, max(1, len(hit) // GROUPS)))

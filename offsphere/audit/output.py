@@ -17,7 +17,6 @@ from offsphere.audit.scoring import How
 from offsphere.audit.search import Direction
 from offsphere.audit.table import Problem, Table
 from offsphere.audit.words import percent, points, shown_remedies
-from offsphere.evaluation.retrieval import same_ranking
 from offsphere.run.files import atomic_write
 from offsphere.run.record import write_json
 
@@ -37,14 +36,18 @@ def write_report(folder: Path, report: Report) -> None:
 
 
 def show_report(report: Report, folder: Path) -> None:
-    """What to do in one line; a table per data set and direction, and what follows from it."""
+    """What to do in one line, what follows from what; a table per data set and direction."""
     console = Console()
     console.print(Text(report.headline, style="bold"), soft_wrap=True)
+    for advice in report.advice:
+        console.print(Text(f"{advice.data}, {advice.direction}", style="bold"))
+        for statement in advice.statements:
+            console.print(Text(f"  {statement.verdict}. {statement.text}"), soft_wrap=True)
     for direction in itertools.chain(*report.directions):
         queries = report.table.value(*direction.place, metric="queries")
         title = f"{direction.data}: {direction.title}, {queries:.0f} queries"
         shown = Shown("scored with", direction.metric, "minus cosine", title=Text(title))
-        for cells in same_ranking(report.how.cells, direction.side):
+        for cells in report.how.groups(direction):
             value = report.table.value(*direction.place, cells[0], direction.metric)
             gain = report.table.get(*direction.place, cells[0], f"{direction.metric}_minus_cosine")
             change = points(gain) if gain and "cosine" not in cells else ""
@@ -54,10 +57,6 @@ def show_report(report: Report, folder: Path) -> None:
             gain = points(remedy.gain) if remedy.gain else remedy.remark
             shown.add_row(f"{remedy.name}, judged half", remedy.value, Text(gain))
         console.print(shown)
-    for advice in report.advice:
-        console.print(Text(f"{advice.data}, {advice.direction}", style="bold"))
-        for statement in advice.statements:
-            console.print(Text(f"  {statement.verdict}. {statement.text}"), soft_wrap=True)
     console.print(Text(f"{folder}: audit.html, audit.json, results.csv"), soft_wrap=True)
 
 
@@ -69,7 +68,7 @@ def show_scores(table: Table, directions: Sequence[Direction], how: How) -> None
         shown = Shown("scored with", title=title)
         for metric in (*direction.metrics, f"{direction.metric} minus cosine"):
             shown.add_column(metric, justify="right")
-        for cells in same_ranking(how.cells, direction.side):
+        for cells in how.groups(direction):
             values = [table.get(*direction.place, cells[0], metric) for metric in direction.metrics]
             row = [percent(x) for x in values if x is not None]
             gain = table.get(*direction.place, cells[0], f"{direction.metric}_minus_cosine")

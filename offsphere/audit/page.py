@@ -17,7 +17,6 @@ from offsphere.audit.scoring import LEVEL
 from offsphere.audit.search import Direction
 from offsphere.audit.table import HALF
 from offsphere.audit.words import number, percent, points, shown_remedies
-from offsphere.evaluation.retrieval import same_ranking
 from offsphere.page.charts import Chart, columns, drawn, scales
 from offsphere.page.engine import render
 from offsphere.page.looks import LEVEL_LOOKS
@@ -88,7 +87,7 @@ def _data(report: Report, told: str, directions: Sequence[Direction]) -> dict[st
 def _direction(report: Report, words: Direction) -> dict[str, Any]:
     table, place = report.table, words.place
     rows = []
-    for cells in same_ranking(report.how.cells, words.side):
+    for cells in report.how.groups(words):
         shares = [table.get(*place, cells[0], metric) for metric in words.metrics]
         gain = table.get(*place, cells[0], f"{words.metric}_minus_cosine")
         hubness = (
@@ -229,7 +228,7 @@ def _forest(report: Report, words: Direction) -> Drawing:
     place, table = words.place, report.table
     found = {
         " = ".join(cells): table.get(*place, cells[0], f"{words.metric}_minus_cosine")
-        for cells in same_ranking(report.how.cells, words.side)
+        for cells in report.how.groups(words)
         if "cosine" not in cells
     }
     found |= {x.name: x.gain for x in shown_remedies(table, words, report.problems)}

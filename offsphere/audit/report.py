@@ -10,6 +10,11 @@ from torch import Tensor
 
 from offsphere.audit import measures
 from offsphere.audit.advice import RULES, Advice, headline, recommend
+from offsphere.audit.labelled import Labelled, measure_labelled
+from offsphere.audit.measures import Side
+from offsphere.audit.norms import measure_permuted, measure_relevance
+from offsphere.audit.quantised import measure_quantised
+from offsphere.audit.scored import Scored, measure_scored
 from offsphere.audit.scoring import LEVEL, How, score
 from offsphere.audit.search import Direction, Search
 from offsphere.audit.table import Problem, Table
@@ -21,8 +26,8 @@ class Data(NamedTuple):
 
     told: str
     """What it holds, in words."""
-    sides: Mapping[str, Tensor]
-    searches: Sequence[Search]
+    sides: Mapping[str, Side]
+    parts: Sequence[Search | Labelled | Scored]
 
 
 @dataclass(frozen=True)
@@ -87,15 +92,19 @@ def audit(
     curves: list[measures.Curve] = []
     problems: list[Problem] = []
     for data in sets:
-        curves += measures.measure_sides(data.sides, data.searches[0], table)
-        title = f"auditing {data.searches[0].direction.data}"
-        for search in track(data.searches, len(data.searches), title, "directions"):
-            outcomes = score(search, how, table)
-            chosen = measures.measure_hubness(search, how, table)[how.own]
-            own = outcomes[how.own]
-            curves.append(measures.measure_confidence(search, own, chosen, how, table))
-            problems += measures.measure_remedies(search, how, table, similarities)
-    directions = tuple(tuple(search.direction for search in data.searches) for data in sets)
+        first = data.parts[0]
+        curves += measures.measure_sides(data.sides, first.direction.place, _pairs(first), table)
+        title = f"auditing {first.direction.data}"
+        for part in track(data.parts, len(data.parts), title, "directions"):
+            if isinstance(part, Labelled):
+                curves += measure_labelled(part, how, table)
+            elif isinstance(part, Scored):
+                measure_scored(part, how, table)
+            else:
+                found = _search(part, how, table, similarities)
+                curves.append(found[0])
+                problems += found[1]
+    directions = tuple(tuple(part.direction for part in data.parts) for data in sets)
     advice = tuple(recommend(table, x, how.own) for of_data in directions for x in of_data)
     return Report(
         name=name,
@@ -109,3 +118,23 @@ def audit(
         curves=tuple(curves),
         problems=tuple(problems),
     )
+
+
+def _search(
+    search: Search, how: How, table: Table, similarities: Sequence[str]
+) -> tuple[measures.Curve, list[Problem]]:
+    """All that is measured of a search; what needs its candidates in memory, among some of them."""
+    outcomes = score(search, how, table)
+    chosen = measures.measure_hubness(search, outcomes, how, table)[how.own]
+    curve = measures.measure_confidence(search, outcomes[how.own], chosen, how, table)
+    measure_relevance(search, how, table)
+    measure_permuted(search.thinned, how, table)
+    measure_quantised(search.thinned, how, table)
+    return curve, measures.measure_remedies(search.thinned, how, table, similarities)
+
+
+def _pairs(part: Search | Labelled | Scored) -> tuple[Tensor, Tensor] | None:
+    """The raw vectors that belong together."""
+    if isinstance(part, Labelled):
+        return None
+    return (part.left, part.right) if isinstance(part, Scored) else part.thinned.pairs()

@@ -7,13 +7,14 @@ have closed intervals (`offsphere.evaluation.intervals`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from offsphere.audit.search import Search
+from offsphere.audit.scan import scan
+from offsphere.audit.search import Direction, Search
 from offsphere.audit.table import Table
 from offsphere.cells import Cell
 from offsphere.estimate import Estimate
@@ -43,6 +44,12 @@ class How(NamedTuple):
     resamples: int = 1000
     seed: int = 0
 
+    def groups(self, direction: Direction) -> list[tuple[str, ...]]:
+        """The cells, those together that tie by construction."""
+        if direction.ask == "pairs":
+            return [(cell,) for cell in self.cells]
+        return same_ranking(self.cells, direction.side)
+
 
 def cells_of(trained: Exponents, eval_cell: str | None) -> tuple[dict[str, Exponents], str]:
     """The cells to score with, and the name of the one for the headline."""
@@ -59,31 +66,61 @@ class Outcomes(NamedTuple):
 
     values: dict[str, Float[Tensor, " q"]]
     rank: Float[Tensor, " q"]
-    """Expected rank of the first right candidate."""
+    """Expected rank of the first right candidate; infinite beyond the list of a graded search."""
+    best: ranking.Ranking
+    """The candidates of largest score."""
 
 
-def outcomes(search: Search, exponent: float) -> Outcomes:
-    """What each query gets from candidates that are shrunk by this exponent."""
-    words, candidates = search.direction, search.candidates(exponent)
-    standing = standings(unit(search.queries), candidates, search.pair_query, search.pair_item)
-    found: dict[str, Tensor] = {}
-    if words.graded:
-        best = ranking.rank(search.queries, search.candidates(0.0), exponent)
-        found = ranking.outcomes(best, search.relevant())._asdict()
-    found |= {name: standing.hit(k) for name, k in words.recalls.items()}
-    if words.class_recall is not None:
-        found[words.class_recall] = found[words.metric]
-    return Outcomes(found, standing.rank())
+def outcomes(search: Search, exponents: Sequence[float]) -> dict[float, Outcomes]:
+    """What each query gets from candidates that are shrunk by each of these exponents."""
+    words, found = search.direction, {}
+    for exponent, best in rankings(search, exponents).items():
+        values: dict[str, Tensor] = {}
+        if words.graded:
+            values = ranking.outcomes(best, search.relevant())._asdict()
+            standing = _standing_in(best, search)
+        else:
+            candidates = search.candidates(exponent)
+            pairs = search.pair_query, search.pair_item
+            standing = standings(unit(search.queries), candidates, *pairs)
+        values |= {name: standing.hit(k) for name, k in words.recalls.items()}
+        if words.class_recall is not None:
+            values[words.class_recall] = values[words.metric]
+        rank = torch.where(standing.tied > 0, standing.rank(), torch.inf)
+        found[exponent] = Outcomes(values, rank, best)
+    return found
+
+
+def rankings(search: Search, exponents: Sequence[float]) -> dict[float, ranking.Ranking]:
+    """Each query's best candidates by exponent, in one pass unless a candidate has many rows."""
+    depth = min(ranking.DEPTH, search.count)
+    if search.item_owner is None:
+        return scan(search.queries, lambda: search.blocks("scoring"), exponents, depth)
+    found = {}
+    for g in exponents:
+        whole = [(0, search.candidates(g))]
+        found[g] = scan(search.queries, lambda whole=whole: whole, (0.0,), depth)[0.0]
+    return found
+
+
+def _standing_in(best: ranking.Ranking, search: Search) -> Standing:
+    """Where the first right candidate stands in its query's list; scores compare in float32.
+
+    Ties beyond the list's end count for nothing; nor does a query whose list has no right one.
+    """
+    scores, right = best.scores.float(), search.grades_of(best.documents) > 0
+    first = scores.where(right, -torch.inf).amax(1, keepdim=True)
+    tied = (scores == first) & first.isfinite()
+    return Standing((scores > first).sum(1), tied.sum(1), (tied & right).sum(1))
 
 
 def score(search: Search, how: How, table: Table) -> dict[str, Outcomes]:
     """Add every cell's metrics to the table, with chance beside them; return the outcomes."""
     words, n = search.direction, len(search.example.unique())
-    ties = {cell: group for group in same_ranking(how.cells, words.side) for cell in group}
-    by_group = {
-        group: outcomes(search, candidate_exponent(search, how, group[0]))
-        for group in dict.fromkeys(ties.values())
-    }
+    ties = {cell: group for group in how.groups(words) for cell in group}
+    exponent = {group: candidate_exponent(search, how, group[0]) for group in ties.values()}
+    found = outcomes(search, list(exponent.values()))
+    by_group = {group: found[g] for group, g in exponent.items()}
     base = by_group[ties["cosine"]]
     for metric in words.metrics:
         label = search.pair_item if metric == words.class_recall else None
@@ -91,8 +128,7 @@ def score(search: Search, how: How, table: Table) -> dict[str, Outcomes]:
         drawn = _drawn(columns, search.example, label, how)
         values = {group: _mean(x, label) for group, x in columns.items()}
         for cell, group in ties.items():
-            found = share(values[group], drawn[group], n, LEVEL)
-            table.add(*words.place, cell, metric, found)
+            table.add(*words.place, cell, metric, share(values[group], drawn[group], n, LEVEL))
             difference = Estimate(0.0, 0.0, 0.0, n)  # by construction
             if "cosine" not in group:
                 # What each example adds to the difference; the mean over examples is the latter.
@@ -174,14 +210,12 @@ def _class_means(
 
 def _graded_chance(search: Search, random: Standing) -> dict[str, float]:
     """trec_eval's metrics of a random ranking: each place holds the mean grade."""
-    relevant, places = search.relevant(), min(10, search.count)
-    discount = 1 / torch.arange(2, places + 2).double().log2()
-    gained = [sum(x.values()) / search.count * discount.sum().item() for x in relevant]
-    best = [sorted(x.values(), reverse=True)[:places] for x in relevant]
-    ideal = [(torch.tensor(x).double() * discount[: len(x)]).sum().item() for x in best]
+    discount = 1 / torch.arange(2, min(10, search.count) + 2).double().log2()
+    grades = torch.tensor([sum(x.values()) for x in search.relevant()]).double()
+    gained = grades / search.count * discount.sum()
     first = [random.hit(k) - random.hit(k - 1) if k > 1 else random.hit(1) for k in range(1, 11)]
     return {
-        "ndcg10": sum(a / b for a, b in zip(gained, ideal, strict=True)) / len(relevant),
+        "ndcg10": (gained / search.ideal).mean().item(),
         "recall100": min(ranking.DEPTH / search.count, 1.0),
         "mrr10": sum((x / k).mean().item() for k, x in enumerate(first, 1)),
     }

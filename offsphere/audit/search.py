@@ -2,21 +2,25 @@
 
 A `Search` knows neither models nor modalities: two matrices of raw vectors, pairs that belong
 together, and words for its sides. Only the candidates' exponent can change a ranking, because a
-query's own norm multiplies all its scores alike.
+query's own norm multiplies all its scores alike. The candidates may be more than fit into memory:
+`blocks` reads them piece by piece, and `thinned` is the same search among a share of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from offsphere.cells import shrink
-from offsphere.evaluation.checks import checked_side
+from offsphere.data.vectors import Vectors
+from offsphere.evaluation.checks import checked_rows, checked_side
 from offsphere.evaluation.zero_shot import class_vectors
+from offsphere.run.progress import Work
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -24,6 +28,10 @@ if TYPE_CHECKING:
 GRADED = ("ndcg10", "recall100", "mrr10")
 LEAST_EXAMPLES = 4
 """Two for either half: nothing can be fitted on one."""
+NUMBERS_AT_ONCE = 2**22
+"""Of one block of candidates."""
+NUMBERS_IN_MEMORY = 2**25
+"""Of the candidates of a thinned search, but for the right ones (268 MB in float64)."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,11 @@ class Direction:
     """Name of the recall at 1 that weighs every candidate alike, however many queries it has."""
     graded: bool = False
     """Whether trec_eval's nDCG@10, Recall@100 and MRR@10 come first."""
+    further: tuple[str, ...] = ()
+    """Metrics that are no recall."""
+    ask: Literal["queries", "items", "pairs"] = "queries"
+    """Whether queries ask, labelled items ask one another, or pairs are scored: among pairs both
+    norms count and no cells tie."""
     examples: str = "images"
     """What is drawn again, in the plural: what makes a query independent of others."""
 
@@ -55,7 +68,7 @@ class Direction:
     def metrics(self) -> tuple[str, ...]:
         """All of them; the first decides."""
         by_class = () if self.class_recall is None else (self.class_recall,)
-        return (*(GRADED if self.graded else ()), *self.recalls, *by_class)
+        return (*(GRADED if self.graded else ()), *self.recalls, *by_class, *self.further)
 
     @property
     def metric(self) -> str:
@@ -77,13 +90,14 @@ class Direction:
 class Search:
     """The raw vectors of one direction, and which candidate is right for which query.
 
-    Vectors may be tensors or numpy arrays (memory-mapped ones too); they are kept in float64, in
-    which equal vectors have equal scores whatever the order in which a kernel adds.
+    Vectors may be tensors or numpy arrays (memory-mapped ones too), the candidates also a file that
+    is read block by block. What is compared is computed in float64, in which equal vectors have
+    equal scores whatever the order in which a kernel adds.
     """
 
     direction: Direction
     queries: Float[Tensor, "q d"]
-    items: Float[Tensor, "n d"]
+    items: Float[Tensor, "n d"] | Vectors
     pair_query: Int[Tensor, " p"]
     pair_item: Int[Tensor, " p"]
     """Pair p says that this candidate is right for that query."""
@@ -94,19 +108,23 @@ class Search:
     Bootstrap and halves go by examples."""
     item_example: Int[Tensor, " n"] | None = None
     """None for candidates that belong to no example, such as classes and documents."""
+    idle: Int[Tensor, " i"] | None = None
+    """Candidates that are right for nobody, where there are queries besides these; None: all that
+    no pair names."""
     item_owner: Int[Tensor, " n"] | None = None
     """The candidate each row of `items` is a part of, where several make one: the prompts of a
     class. None: each row is a candidate."""
 
     def __post_init__(self) -> None:
         words = self.direction
-        queries, items = torch.as_tensor(self.queries), torch.as_tensor(self.items)
-        queries, items = checked_side(queries, words.query), checked_side(items, words.candidates)
-        if queries.shape[1] != items.shape[1]:
+        queries, items = checked_side(torch.as_tensor(self.queries), words.query), self.items
+        if not isinstance(items, Vectors):
+            items = checked_rows(f"{words.candidates} embeddings", torch.as_tensor(items))
+        width = items.width if isinstance(items, Vectors) else items.shape[1]
+        if queries.shape[1] != width:
             raise ValueError(
                 f"{words.data}: the {words.query} embeddings have {queries.shape[1]} columns and "
-                f"the {words.candidates} embeddings {items.shape[1]}: both must come from the same "
-                "model."
+                f"the {words.candidates} embeddings {width}: both must come from the same model."
             )
         object.__setattr__(self, "queries", queries)
         object.__setattr__(self, "items", items)
@@ -158,11 +176,53 @@ class Search:
         assert self.query_example is not None
         return self.query_example
 
+    def blocks(self, what: str) -> Iterator[tuple[int, Float[Tensor, "b d"]]]:
+        """(first row, raw rows) of all candidates, in order; `what` is done with them."""
+        work = Work(f"{what} {self.direction.candidates}s", self.count, unit="vectors")
+        rows = max(1, NUMBERS_AT_ONCE // self.queries.shape[1])
+        try:
+            if isinstance(self.items, Vectors):
+                for start, block in self.items.blocks(rows):
+                    yield start, torch.from_numpy(block)
+                    work.done(start + len(block))
+            else:
+                found = self.items if self.item_owner is None else self.candidates(0.0)
+                for number, block in enumerate(found.split(rows)):
+                    yield number * rows, block
+        finally:
+            work.close()
+
+    @cached_property
+    def norms(self) -> Float[Tensor, " c"]:
+        """The candidates' norms, of all of them."""
+        parts = (torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
+                 for _, x in self.blocks("measuring"))  # fmt: skip
+        return torch.cat(list(parts))
+
+    @cached_property
+    def thinned(self) -> Search:
+        """The same with no more candidates than fit into memory: all right ones, and of the others
+        evenly spaced ones."""
+        step = -(-self.count * self.queries.shape[1] // NUMBERS_IN_MEMORY)
+        if step <= 1 and not isinstance(self.items, Vectors):
+            return self
+        kept = torch.zeros(self.count, dtype=torch.bool)
+        kept[::step] = True
+        kept[self.pair_item] = True
+        parts = [x[kept[start : start + len(x)]] for start, x in self.blocks("reading")]
+        number = kept.cumsum(0) - 1
+        example = None if self.item_example is None else self.item_example[kept]
+        return replace(
+            self, items=torch.cat(parts), pair_item=number[self.pair_item], item_example=example
+        )
+
     def candidates(self, exponent: float) -> Float[Tensor, "c d"]:
-        """The candidates shrunk by the power of their own norm; 0 leaves them raw."""
+        """The candidates in memory, shrunk by the power of their own norm; 0 leaves them raw."""
+        if isinstance(self.items, Vectors):
+            raise TypeError("Candidates in a file are read by `blocks`, or thinned first.")
         if self.item_owner is not None:
             return class_vectors(self.items, self.item_owner, self.count, exponent)
-        return shrink(self.items, exponent)
+        return shrink(self.items.double(), exponent)
 
     def pairs(self) -> tuple[Float[Tensor, "p d"], Float[Tensor, "p d"]]:
         """The raw vectors of the pairs that belong together."""
@@ -177,6 +237,30 @@ class Search:
             found[query][item] = grade
         return found
 
+    @cached_property
+    def _graded_pairs(self) -> tuple[Int[Tensor, " p"], Int[Tensor, " p"]]:
+        """The pairs as sorted numbers, and their grades."""
+        keys, order = (self.pair_query * self.count + self.pair_item).sort()
+        return keys, torch.ones_like(keys) if self.grades is None else self.grades[order]
+
+    def grades_of(
+        self, candidates: Int[Tensor, "r k"], queries: Int[Tensor, " r"] | None = None
+    ) -> Int[Tensor, "r k"]:
+        """How right candidates are for all queries, or for some; 0 for wrong ones."""
+        keys, grades = self._graded_pairs
+        rows = torch.arange(len(candidates)) if queries is None else queries
+        asked = rows[:, None] * self.count + candidates
+        place = torch.searchsorted(keys, asked).clamp_max(len(keys) - 1)
+        return grades[place].where(keys[place] == asked, 0)
+
+    @cached_property
+    def ideal(self) -> Float[Tensor, " q"]:
+        """The gains of the ten best places if they held the best candidates: nDCG@10 is 1 then."""
+        discount = 1 / torch.arange(2, 12).double().log2()
+        best = [sorted(x.values(), reverse=True)[:10] for x in self.relevant()]
+        gained = [(torch.tensor(x).double() * discount[: len(x)]).sum() for x in best]
+        return torch.stack(gained)
+
     def among(self, kept: Bool[Tensor, " e"]) -> Search:
         """Only the queries and candidates of some examples; what belongs to none stays."""
         asked = kept[self.example]
@@ -188,7 +272,7 @@ class Search:
         return replace(
             self,
             queries=self.queries[asked],
-            items=self.items if self.item_example is None else self.items[stays],
+            items=self.items if self.item_example is None else self.items[stays],  # pyright: ignore
             pair_query=new_query[self.pair_query[pairs]],
             pair_item=new_item[self.pair_item[pairs]],
             grades=None if self.grades is None else self.grades[pairs],

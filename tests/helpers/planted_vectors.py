@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from offsphere.audit.measures import Side
 from offsphere.audit.report import Data, Report, audit
 from offsphere.audit.scoring import How, by_guessing, outcomes, score
 from offsphere.audit.search import Direction, Search
@@ -72,14 +73,18 @@ def searches(
 
 
 def audited(images, texts, owner, how: How = HOW, data: str = "planted") -> Report:
-    sides = {"image": torch.as_tensor(images), "text": torch.as_tensor(texts)}
+    sides = {"image": Side(torch.as_tensor(images)), "text": Side(torch.as_tensor(texts))}
     found = Data(f"{len(images)} images.", sides, searches(images, texts, owner, data))
     return audit(data, "cosine", [found], how)
 
 
 def verdicts(report: Report) -> dict[str, list[str]]:
     """Of each direction: on magnitude, on the query's norm, on remedies."""
-    return {x.direction: [said.verdict for said in x.statements] for x in report.advice}
+    wanted = ("", "cell", "confidence", "remedies")
+    return {
+        x.direction: [said.verdict for said in x.statements if said.about in wanted]
+        for x in report.advice
+    }
 
 
 def pair_retrieval(images, texts, owner, exponents, ks=(1, 5, 10)) -> SimpleNamespace:
@@ -88,7 +93,7 @@ def pair_retrieval(images, texts, owner, exponents, ks=(1, 5, 10)) -> SimpleName
     for search, exponent in zip(
         searches(images, texts, owner, ks=ks), exponents[::-1], strict=True
     ):
-        got = outcomes(search, exponent)
+        got = outcomes(search, [exponent])[exponent]
         metrics |= {name: x.mean().item() for name, x in got.values.items()}
         chance = by_guessing(search)["chance"]
         metrics |= {f"chance_{name}": x for name, x in chance.items()}

@@ -48,11 +48,14 @@ def test_at_chance_nothing_can_be_told():
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (["keep cosine", "inconclusive"], "Keep normalising: evidence 0"),
-        (["use magnitude", "inconclusive"], "Use magnitude for way 0 on set: evidence 0"),
-        (["keep cosine", "use magnitude"], "It depends: use magnitude for way 1 on set, keep"),
-        (["no difference", "already normalised"], "Keep normalising: evidence 0"),
-        (["already normalised"], "Keep normalising: evidence 0"),
+        (["keep cosine", "inconclusive"], "Score with cosine: evidence 0"),
+        (["use magnitude", "inconclusive"], "Score with dot for way 0 on set: evidence 0"),
+        (
+            ["keep cosine", "use magnitude"],
+            "It depends: score with dot for way 1 on set",
+        ),
+        (["no difference", "already normalised"], "Score with cosine: evidence 0"),
+        (["already normalised"], "Score with cosine: evidence 0"),
         (["at chance", "at chance"], "Nothing can be told: evidence 0"),
         (["at chance", "inconclusive"], "Keep scoring with dot, nothing is settled: evidence 1"),
         (["inconclusive"], "Keep scoring with dot, nothing is settled: evidence 0"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from offsphere.audit.measures import Side
 from offsphere.audit.output import show_report, write_report
 from offsphere.audit.report import Data, audit
 from offsphere.audit.scoring import How
@@ -39,7 +40,7 @@ def collection(queries: int = 150, documents: int = 400, planted: float = 1.0):
 def audited(planted: float):
     asked, documents, wanted = collection(planted=planted)
     search = Search(WORDS, asked, documents, np.arange(len(asked)), wanted)
-    sides = {"query": search.queries, "document": search.items}
+    sides = {"query": Side(search.queries), "document": Side(search.items)}
     return audit("vectors", "unknown", [Data("150 queries.", sides, [search])], HOW)
 
 

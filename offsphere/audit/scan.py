@@ -1,0 +1,159 @@
+"""The best candidates of each query among more than fit into memory, exactly.
+
+A block of candidates is multiplied with all queries in float32, once for all exponents, and each
+query keeps the best so far. Those that rounding could have put in or out are scored again in
+float64 at the end, so that the lists are those of float64 products while memory does not grow with
+the number of candidates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from offsphere.cells import SMALLEST_NORM
+from offsphere.evaluation.ranking import Ranking
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    Blocks = Iterable[tuple[int, Float[Tensor, "b d"]]]
+
+SCORES_AT_ONCE = 2**21
+"""Of one tile (8 MB in float32): larger ones leave the processor's cache."""
+QUERIES_AT_ONCE = 2048
+NUMBERS_AGAIN = 2**22
+"""Of the vectors that are scored again at a time (32 MB for either side)."""
+SPARE = 28
+"""Kept beyond the wanted ones: as many may lie within rounding of the last of them."""
+ROUNDING = 8.0
+"""The errors of d additions stay below 8 sqrt(d) units of rounding but for a probability of 1e-13
+(Higham and Mary 2019); the sure bound of d units would score far more candidates again."""
+
+
+def scan(
+    queries: Float[Tensor, "q d"],
+    read: Callable[[], Blocks],
+    exponents: Sequence[float],
+    depth: int,
+) -> dict[float, Ranking]:
+    """The candidates of largest q . d / |d|**g by exponent g, `depth` of each query, best first.
+
+    `read` gives (first row, raw rows) of all candidates, and is called twice.
+    """
+    tiles = [_Best(x, exponents, depth) for x in queries.double().split(QUERIES_AT_ONCE)]
+    width = max(1, SCORES_AT_ONCE // len(tiles[0].queries))
+    for start, part, norms in _parts(read(), width):
+        for tile in tiles:
+            tile.offer(start, part, norms)
+    for tile in tiles:
+        tile.settle()
+    for start, part, norms in _parts(read(), width):
+        for tile in tiles:
+            tile.score_again(start, part, norms)
+    found = [tile.best() for tile in tiles]
+    return {
+        g: Ranking(*(torch.cat(x) for x in zip(*(best[g] for best in found), strict=True)))
+        for g in exponents
+    }
+
+
+def _parts(blocks: Blocks, width: int) -> Iterable[tuple[int, Tensor, Tensor]]:
+    """(first row, raw rows, their norms) of at most so many rows."""
+    for start, block in blocks:
+        norms = torch.linalg.vector_norm(block, dim=1, dtype=torch.float64)
+        for first in range(0, len(block), width):
+            rows = slice(first, first + width)
+            yield start + first, block[rows], norms[rows].clamp_min(SMALLEST_NORM)
+
+
+class _Best:
+    """The best candidates so far of some queries, by exponent."""
+
+    def __init__(
+        self, queries: Float[Tensor, "q d"], exponents: Sequence[float], depth: int
+    ) -> None:
+        self.queries, self.depth = queries, depth
+        norms = queries.norm(dim=1, keepdim=True).clamp_min(SMALLEST_NORM)
+        self.units = (queries / norms).float()
+        rows = len(queries)
+        self.scores = {g: torch.empty(rows, 0) for g in exponents}
+        self.documents = {g: torch.empty(rows, 0, dtype=torch.long) for g in exponents}
+        self.longest = dict.fromkeys(exponents, 0.0)
+        self.exact: dict[float, Tensor] = {}
+        self.order: dict[float, tuple[Tensor, Tensor]] = {}
+        self.buffers = torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.bool)
+
+    def slack(self, g: float) -> float:
+        """How far a float32 score may be from the true one."""
+        unit = torch.finfo(torch.float32).eps / 2
+        return ROUNDING * math.sqrt(self.queries.shape[1]) * unit * self.longest[g]
+
+    def offer(self, start: int, block: Float[Tensor, "b d"], norms: Float[Tensor, " b"]) -> None:
+        """Take in those rows of a block that may belong among the best."""
+        shape = (len(self.units), len(block))
+        if self.buffers[0].shape != shape:  # written again and again: new memory costs more
+            floats, flags = torch.empty(2, *shape), torch.empty(shape, dtype=torch.bool)
+            self.buffers = (floats[0], floats[1], flags)
+        products, scaled, mask = self.buffers
+        torch.mm(self.units, block.float().T, out=products)
+        for g, best in self.scores.items():
+            scores = torch.mul(products, norms.pow(-g).float(), out=scaled) if g else products
+            self.longest[g] = max(self.longest[g], norms.pow(1 - g).max().item())
+            if best.shape[1] < self.depth:  # the first rows of all
+                last = scores.topk(min(self.depth, len(block)), dim=1).values[:, -1]
+            else:
+                last = best[:, self.depth - 1]
+            torch.gt(scores, (last - 2 * self.slack(g))[:, None], out=mask)
+            query, row = mask.nonzero().unbind(1)
+            if len(query):
+                self._take(g, query, row + start, scores[query, row])
+
+    def _take(self, g: float, query: Tensor, document: Tensor, score: Tensor) -> None:
+        """Merge pairs, sorted by query, into the lists."""
+        count = torch.bincount(query, minlength=len(self.queries))
+        place = torch.arange(len(query)) - (count.cumsum(0) - count)[query]
+        shape = (len(self.queries), int(count.max()))
+        scores = score.new_full(shape, -torch.inf).index_put_((query, place), score)
+        documents = document.new_zeros(shape).index_put_((query, place), document)
+        scores = torch.cat([self.scores[g], scores], 1)
+        documents = torch.cat([self.documents[g], documents], 1)
+        kept = scores.topk(min(self.depth + SPARE, scores.shape[1]), dim=1)
+        self.scores[g], self.documents[g] = kept.values, documents.gather(1, kept.indices)
+
+    def settle(self) -> None:
+        """Choose what is scored again: the best, and what rounding may have put below them."""
+        for g, scores in self.scores.items():
+            last = scores[:, min(self.depth, scores.shape[1]) - 1]
+            chosen = (scores >= (last - 2 * self.slack(g))[:, None]) & scores.isfinite()
+            pairs = chosen.flatten().nonzero().flatten()
+            document, order = self.documents[g].flatten()[pairs].sort()
+            self.order[g] = (document, pairs[order])
+            self.exact[g] = torch.full(scores.shape, -torch.inf, dtype=torch.float64)
+
+    def score_again(
+        self, start: int, block: Float[Tensor, "b d"], norms: Float[Tensor, " b"]
+    ) -> None:
+        """The scores in float64 of the chosen pairs whose candidates are in this block."""
+        at_once = max(1, NUMBERS_AGAIN // block.shape[1])
+        for g, (document, pairs) in self.order.items():
+            ends = torch.searchsorted(document, torch.tensor([start, start + len(block)]))
+            here = slice(*ends.tolist())
+            each = self.exact[g].shape[1]
+            for pair, row in zip(
+                pairs[here].split(at_once), (document[here] - start).split(at_once), strict=True
+            ):
+                products = torch.linalg.vecdot(self.queries[pair // each], block[row].double())
+                self.exact[g].view(-1)[pair] = products * norms[row].pow(-g)
+
+    def best(self) -> dict[float, tuple[Tensor, Tensor]]:
+        """The lists as float64 has them."""
+        found = {}
+        for g, scores in self.exact.items():
+            kept = scores.topk(min(self.depth, scores.shape[1]), dim=1)
+            found[g] = (kept.values, self.documents[g].gather(1, kept.indices))
+        return found
