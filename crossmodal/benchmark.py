@@ -191,7 +191,9 @@ def encode(config: Config) -> Benchmarked:
     for data in config.data or subject.data:
         for examples in features.load_examples(data, subject, reading):
             found = features.encode(subject, examples, store)
-            sets.append(Encoded(examples.name, examples.task, found, len(examples.skipped)))
+            sets.append(
+                Encoded(examples.name, examples.task, found, sum(examples.skipped.values()))
+            )
     how = How(*cells_of(subject.exponents, config.eval_cell), config.resamples, config.seed)
     return Benchmarked(subject.name, subject.pretrained, subject.trained_with, how, sets, subject)
 

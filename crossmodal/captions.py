@@ -175,7 +175,7 @@ def _load_samples(
         keys=kept.keys,
         labels={"class": torch.from_numpy(kept.labels)} if labelled else {},
         classes={"class": kept.classes} if labelled else {},
-        skipped=tuple(bad.messages),
+        skipped=bad.messages,
     )
     return _fingerprinted(loaded)
 
@@ -222,4 +222,4 @@ def _load_remote(
             f"The {len(loaded)} pictures of {name} take more than {memory_limit / 1e9:g} GB: "
             "download the shards and name the local files."
         )
-    return replace(loaded, skipped=tuple(map(named, loaded.skipped)))
+    return replace(loaded, skipped={named(what): n for what, n in loaded.skipped.items()})

@@ -7,8 +7,8 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,8 +56,8 @@ class Examples:
     """The texts of each class."""
     count: int | None = None
     """How many pictures there must be."""
-    skipped: tuple[str, ...] = ()
-    """What was wrong with those left out."""
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """What was wrong with those left out, and how many each fault cost."""
 
 
 @dataclass(frozen=True)

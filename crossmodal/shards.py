@@ -104,7 +104,7 @@ def run(config: Config) -> dict[str, Any]:
         "shards": len(shards),
         "samples": sum(facts.samples for facts in shards.values()),
         "bytes": sum(facts.bytes or 0 for facts in shards.values()),
-        "skipped": len(bad.messages),
+        "skipped": bad.count,
         "data": f"wds:{out}/{name}-{numbers}.tar",
     }
 

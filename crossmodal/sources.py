@@ -80,7 +80,7 @@ def shard_pairs(shards: Facts, split: str, bad: BadSamples) -> Samples:
     """The pairs of shards, each with what its manifest says of it."""
     paths = tuple(shards)
     if not paths:
-        raise ValueError(f"None of the shards is there: {'; '.join(bad.messages[:3])}")
+        raise ValueError(f"None of the shards is there: {'; '.join(list(bad.messages)[:3])}")
     rows = _labelled(paths, read_shards(shards, _pair, bad, complete=is_complete), bad)
     pairs = listed(paths, rows)
     return pairs.take(carve(pairs.keys, split))

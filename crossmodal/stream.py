@@ -93,9 +93,9 @@ class StreamedPairs:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     @property
-    def skipped(self) -> tuple[str, ...]:
-        """What was wrong with each shard or sample left out so far."""
-        return tuple(self.bad.messages)
+    def skipped(self) -> dict[str, int]:
+        """What was wrong with each shard or sample left out so far, and how many it cost."""
+        return self.bad.messages
 
     def from_step(
         self, start: int, total: int

@@ -192,7 +192,7 @@ def beir_folder(folder: Path, *, on_bad_sample: str = "error") -> Collection:
         held = {q for q in relevant["train"] if in_validation(queries[q].id)}
         relevant["validation"] = {q: g for q, g in relevant["train"].items() if q in held}
         relevant["train"] = {q: g for q, g in relevant["train"].items() if q not in held}
-    return Collection(folder.name, documents, queries, relevant, skipped=len(bad.messages))
+    return Collection(folder.name, documents, queries, relevant, skipped=bad.count)
 
 
 def _without_empty(
@@ -331,7 +331,7 @@ def captions_folder(folder: Path, *, on_bad_sample: str = "error") -> Collection
         tuple(documents),
         tuple(pictures),
         relevant,
-        skipped=len(bad.messages),
+        skipped=bad.count,
         grouped=True,
     )
 

@@ -21,13 +21,19 @@ class BadSamples:
         if on_bad_sample not in ON_BAD_SAMPLE:
             raise unknown("value of on_bad_sample", on_bad_sample, ON_BAD_SAMPLE)
         self.skip = on_bad_sample == "skip"
-        self.messages: list[str] = []
+        self.messages: dict[str, int] = {}
+        """What was wrong, and how many samples each of these cost."""
 
-    def add(self, message: str, remedy: str = LEAVE_OUT) -> None:
-        """Report one bad sample, or what else is wrong and what can be done about it."""
+    @property
+    def count(self) -> int:
+        """How many samples were left out."""
+        return sum(self.messages.values())
+
+    def add(self, message: str, remedy: str = LEAVE_OUT, *, samples: int = 1) -> None:
+        """Report one bad sample, or what else is wrong, what can be done, and what it costs."""
         if not self.skip:
             raise ValueError(f"{message} {remedy}")
-        self.messages.append(message)
+        self.messages[message] = self.messages.get(message, 0) + samples
 
     def add_ids(self, file: object, what: str, ids: Sequence[str]) -> None:
         """Report all samples of a file that have the same fault, if there are any."""
@@ -36,7 +42,8 @@ class BadSamples:
                 f"{file}: {len(ids)} {what} ({first_few(ids)}). Mend the file, or leave them out "
                 "with --on-bad-sample=skip."
             )
-        self.messages += [f"{file}: {what} ({each!r})" for each in ids]
+        for each in ids:
+            self.add(f"{file}: {what} ({each!r})")
 
 
 def first_few(ids: Sequence[str]) -> str:

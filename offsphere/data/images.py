@@ -46,7 +46,7 @@ from offsphere.run.catalog import KNOWN, resolve
 from offsphere.run.files import cache_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from jaxtyping import Int, UInt8
     from torch import Tensor
@@ -120,10 +120,11 @@ def _images(
     size: int,
     labels: Int[Tensor, " n"],
     classes: tuple[str, ...],
-    skipped: Sequence[str] = (),
+    skipped: Mapping[str, int] | None = None,
     native: int | None = None,
 ) -> Images:
     """The data set with its fingerprint."""
+    skipped = skipped or {}
     check_enough(name, len(labels), skipped)
     numbers = np.ascontiguousarray(labels.numpy(), np.int64)
     if isinstance(pictures, Listing):
@@ -138,7 +139,7 @@ def _images(
         pictures=pictures,
         image_size=size,
         fingerprint=digest.hexdigest()[:16],
-        skipped=tuple(skipped),
+        skipped=skipped,
         labels=labels,
         classes=classes,
         native=native,

@@ -21,7 +21,7 @@ from offsphere.run.progress import track
 from offsphere.run.workers import cores
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping
 
     from jaxtyping import Int, UInt8
     from PIL.Image import Image
@@ -96,8 +96,9 @@ class Pictures:
     """Side in pixels."""
     fingerprint: str
     """Changes when a picture (in memory a pixel, else a name or size) or its labels or texts do."""
-    skipped: tuple[str, ...] = field(default=(), repr=False)
-    """What was wrong with each sample or shard left out under on_bad_sample='skip'."""
+    skipped: Mapping[str, int] = field(default_factory=dict, repr=False)
+    """What was wrong with each sample or shard left out under on_bad_sample='skip', and how many
+    samples it cost."""
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -129,10 +130,10 @@ def check_request(split: str, image_size: int | None, limit: int | None) -> None
         raise ValueError(f"limit must be at least 2 images, got {limit}.")
 
 
-def check_enough(name: str, count: int, skipped: Sequence[str]) -> None:
+def check_enough(name: str, count: int, skipped: Mapping[str, int]) -> None:
     """Refuse a data set of which there is nothing to contrast."""
     if count < 2:
-        left_out = f" after leaving out {len(skipped)} bad ones" if skipped else ""
+        left_out = f" after leaving out {sum(skipped.values())} bad ones" if skipped else ""
         raise ValueError(
             f"{name} has {count} image(s) in this split{left_out}: at least 2 are needed."
         )

@@ -153,7 +153,8 @@ def read_shards(
             samples.pop()
         problem = check_shard(found, facts, len(samples))
         if problem is not None:
-            bad.add(problem, READ_REST)
+            lost = 1 if facts is None else facts.samples - len(samples)
+            bad.add(problem, READ_REST, samples=max(1, lost))
         with path.open("rb") as file:
             for key, members in samples:
                 try:

@@ -126,7 +126,8 @@ def shard_paths(pattern: str, bad: BadSamples | None = None) -> tuple[Path, ...]
         if not path.exists():
             facts = read_manifest(path.parent).get(path.name)
             lost = "" if facts is None else f", and {facts.samples} samples with it"
-            bad.add(f"The shard {path} is missing{lost}.")
+            samples = 1 if facts is None else facts.samples
+            bad.add(f"The shard {path} is missing{lost}.", samples=samples)
     return tuple(path for path in paths if path.exists())
 
 

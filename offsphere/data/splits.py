@@ -58,7 +58,12 @@ class Splits:
         """Name, size and content hash of each, and how many samples were left out as damaged."""
         named = {f.name: getattr(self, f.name) for f in fields(self)}
         return {
-            name: {"data": x.name, "size": len(x), "hash": x.fingerprint, "skipped": len(x.skipped)}
+            name: {
+                "data": x.name,
+                "size": len(x),
+                "hash": x.fingerprint,
+                "skipped": sum(x.skipped.values()),
+            }
             for name, x in named.items()
             if x is not None
         }
@@ -66,7 +71,8 @@ class Splits:
     @property
     def left_out(self) -> str:
         """The end of a sentence about the data, if some samples are damaged."""
-        skipped = len(self.train.skipped) + len(self.test.skipped)
+        # Two parts of the same shards have the same faults, which count once.
+        skipped = sum({**self.train.skipped, **self.test.skipped}.values())
         return f", {skipped:,} damaged ones left out" if skipped else ""
 
 

@@ -33,7 +33,8 @@ _real: dict[str, str] = {}
 def public(text: str) -> str:
     """The text with the secrets of its addresses left out."""
     text = re.sub(r"([A-Za-z][\w+.-]*://)[^/\s]*@", r"\1", text)
-    text = re.sub(r"([A-Za-z][\w+.-]*://[^\s?#'\"]*)[?#][^\s'\"]*", r"\1", text)
+    # A shell joins what follows a closing quote: 'https://HOST/FILE'?key is one address.
+    text = re.sub(r"([A-Za-z][\w+.-]*://[^\s?#'\"]*['\"]?)[?#][^\s'\"]*", r"\1", text)
     return re.sub(r"(?i)(authorization\s*[:=]\s*)(?:(?:bearer|basic)\s+)?[^\s'\"]+", r"\1", text)
 
 

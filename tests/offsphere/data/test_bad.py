@@ -19,7 +19,7 @@ def test_bad_samples_are_collected() -> None:
     bad = BadSamples("skip")
     bad.add("one.")
     bad.add_ids("corpus.jsonl", "documents are empty", ["d1", "d2"])
-    assert bad.messages == [
+    assert list(bad.messages) == [
         "one.",
         "corpus.jsonl: documents are empty ('d1')",
         "corpus.jsonl: documents are empty ('d2')",

@@ -199,7 +199,7 @@ def test_samples_group_members_and_report_each_key_once(tmp_path: Path) -> None:
         "a": {"image": members[0], "txt": members[2]},
         "b": {"image": members[1]},
     }
-    assert bad.messages == [
+    assert list(bad.messages) == [
         f"{tmp_path}/x.tar: two samples have the key 'a' (a.jpg).",
         f"{tmp_path}/x.tar: the sample 'b' has two images (b.jpg, b.png).",
         f"{tmp_path}/x.tar: the member 'README' has no suffix such as .jpg, so it belongs to no "
@@ -219,7 +219,7 @@ def test_patterns_expand_and_name_what_is_missing(tmp_path: Path) -> None:
         shard_paths(pattern, BadSamples("error"))
     bad = BadSamples("skip")
     assert [p.name for p in shard_paths(pattern, bad)] == ["t-0.tar", "t-2.tar"]
-    assert bad.messages == [f"The shard {tmp_path}/t-1.tar is missing."]
+    assert list(bad.messages) == [f"The shard {tmp_path}/t-1.tar is missing."]
     with pytest.raises(FileNotFoundError, match="No file matches"):
         shard_paths(f"{tmp_path}/v-*.tar")
     with pytest.raises(ValueError, match="braces"):

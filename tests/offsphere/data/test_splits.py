@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,15 @@ from torch.utils.data import Dataset
 
 from crossmodal import train_clip
 from offsphere.data.pictures import square_pixels
-from offsphere.data.splits import Handed, carve, hash_share, in_validation, parts_of_split, split_of
+from offsphere.data.splits import (
+    Handed,
+    Splits,
+    carve,
+    hash_share,
+    in_validation,
+    parts_of_split,
+    split_of,
+)
 from offsphere.run.config import settings_hash
 from offsphere.run.record import RunFolder
 from offsphere.training import images as experiment
@@ -189,6 +198,15 @@ def test_carving_is_a_partition_by_name_alone() -> None:
     assert abs(len(validation) - 200) < 54
     assert carve(keys, "all") == carve(keys, "train+validation")
     assert len(carve(keys, "all")) == 2000
+
+
+def test_samples_are_counted_not_faults_and_once_for_two_parts_of_the_same_shards() -> None:
+    def part(**skipped: int) -> SimpleNamespace:
+        return SimpleNamespace(skipped=skipped)
+
+    assert Splits(part(cut=6), part(cut=6)).left_out == ", 6 damaged ones left out"
+    assert Splits(part(cut=6, a=1), part(b=1)).left_out == ", 8 damaged ones left out"
+    assert Splits(part(), part()).left_out == ""
 
 
 def test_parts_of_splits() -> None:

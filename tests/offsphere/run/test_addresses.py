@@ -85,6 +85,7 @@ def server(tmp_path: Path) -> Iterator[http.server.ThreadingHTTPServer]:
             "pipe:curl -H 'Authorization: Bearer TOKEN' https://h/x.tar?k=TOKEN | cat",
             "pipe:curl -H 'Authorization: ' https://h/x.tar | cat",
         ),
+        ("pipe:curl 'https://h/x.tar'?k=TOKEN | cat", "pipe:curl 'https://h/x.tar' | cat"),
         (
             "no answer from http://u:TOKEN@h/x.tar: error 5",
             "no answer from http://h/x.tar: error 5",
