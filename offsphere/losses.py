@@ -34,6 +34,7 @@ from offsphere.streamed import (
 )
 from offsphere.streamed import (
     bad_temperature,
+    dense_pairs,
     largest_norm,
     log_partitions,
     scores_bound,
@@ -83,26 +84,30 @@ def info_nce(
     right = torch.cat([right, *hard]) if hard else right
     if width < 2 or (both_ways and n < 2):
         raise _too_few(n)
+    weight = 1 / (n + columns)
+    if small and not _unseen(left):
+        value = dense_pairs(left, right, t, weight, columns)
+        if not math.isfinite(value.item()):
+            for x in sides:
+                largest_norm(x)
+        return value
     value = log_partitions(
         left,
         right,
         t,
-        weight=1 / (n + columns),
+        weight=weight,
         positive=(0,) if several is None else (),
         columns=columns,
         ids=same if several is None else None,
         largest=largest,
         split=split,
     )
-    if several is not None:
-        means = mean_positives(left, right, several)
-        if both_ways:
-            means = means + mean_positives(right[:n], left, several[:n])
-        value = value - means / t / (n + columns)
-    if small and not _unseen(left) and not math.isfinite(value.item()):
-        for x in sides:
-            largest_norm(x)
-    return value
+    if several is None:
+        return value
+    means = mean_positives(left, right, several)
+    if both_ways:
+        means = means + mean_positives(right[:n], left, several[:n])
+    return value - means / t / (n + columns)
 
 
 def info_nce_within(
@@ -454,7 +459,10 @@ def one_value(value: float | Tensor, name: str, like: Tensor) -> Float[Tensor, "
         raise ValueError(f"Expected one {name}, got {value.numel()} values. Use one for all rows.")
     if not isinstance(value, Tensor) and like.device.type != "cpu":
         return like.new_full((), value)  # written there: a copy from here would wait for the device
-    return torch.as_tensor(value, dtype=like.dtype, device=like.device).reshape(())
+    if not isinstance(value, Tensor):
+        return torch.scalar_tensor(value, dtype=like.dtype)
+    value = value.to(like)
+    return value if value.ndim == 0 else value.reshape(())
 
 
 def _check_pairs(left: Tensor, right: Tensor) -> None:

@@ -114,6 +114,19 @@ def log_partitions(
     return _with_digits(value, inputs, how) if looks else value
 
 
+def dense_pairs(
+    left: Float[Tensor, "n d"],
+    right: Float[Tensor, "m d"],
+    temperature: float | Float[Tensor, ""],
+    weight: float,
+    columns: int,
+) -> Float[Tensor, ""]:
+    """`log_partitions` of few pairs (see `dense`), with as few operations as there can be."""
+    inputs, how = (left, right, temperature, None), (weight, (), (0,), columns, None)
+    value: Tensor = _DensePairs.apply(*inputs, *how, None, None)  # pyright: ignore
+    return _with_digits(value, inputs, how)
+
+
 def softplus_sum(
     left: Float[Tensor, "n d"],
     right: Float[Tensor, "m d"],
@@ -138,7 +151,7 @@ class _LogPartitions(torch.autograd.Function):
     @staticmethod
     def forward(ctx, left, right, temperature, own, *how):
         inputs = (left, right, temperature, own)
-        sweep = _sweep_for(left, right, own, how[1], how[2], how[4], how[-1])
+        sweep = strips.sweep_log_partitions if _in_strips(left) else tiles.sweep_log_partitions
         with outside_autocast(left, how[-1].precision):
             value, *grads = sweep(*inputs, *how, needs_grad=ctx.needs_input_grad[:4])
         _save(ctx, inputs, grads)
@@ -148,6 +161,17 @@ class _LogPartitions(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grad_outputs):
         return *_gradients(ctx, _plain_log_partitions, grad_outputs[0]), *[None] * 7
+
+
+class _DensePairs(_LogPartitions):
+    @staticmethod
+    def forward(ctx, *inputs):
+        left, right, temperature, _, weight, *_, columns = inputs[:8]
+        needs = ctx.needs_input_grad
+        value, *grads = tiles.dense_pairs(left, right, temperature, weight, columns, needs)
+        ctx.temperature, ctx.how = None, inputs[4:9]
+        ctx.save_for_backward(*inputs[:4], *grads)
+        return value
 
 
 class _SoftplusSum(torch.autograd.Function):
@@ -175,9 +199,9 @@ def _save(ctx, inputs: tuple, grads: list[Tensor | None]) -> None:
 
 def _gradients(ctx, plain: Callable[..., Tensor], scale: Tensor) -> list[Tensor | None]:
     """Those of the forward pass, scaled; or, with create_graph, as functions of the inputs."""
-    inputs, grads = list(ctx.saved_tensors[:4]), ctx.saved_tensors[4:]
+    saved, needed = ctx.saved_tensors, ctx.needs_input_grad[:4]
+    inputs, grads = list(saved[:4]), saved[4:]
     inputs[2] = ctx.temperature if inputs[2] is None else inputs[2]
-    needed = ctx.needs_input_grad[:4]
     if not torch.is_grad_enabled():
         return [grad * scale if need else None for grad, need in zip(grads, needed, strict=True)]
     # Views, because one tensor may be both sides, and each wants its own part.
@@ -210,11 +234,17 @@ def _log_partitions_op(
     """The value and four gradients; one that is not needed is empty."""
     how = (weight, tuple(exclude), tuple(positive), columns, ids)
     inputs = (left, right, temperature, own)
+    sweep = strips.sweep_log_partitions
     if not _in_strips(left):
+        sweep = tiles.sweep_log_partitions
         largest = scores_bound(temperature, *(x for x in (left, right) if x is not None))
-    sweep = _sweep_for(left, right, own, how[1], how[2], ids, ALONE)
+    # Few pairs as uncompiled, to the bit.
+    pairs = own is None and ids is None and how[1:3] == ((), (0,))
     with outside_autocast(left, precision):
-        value, *grads = sweep(*inputs, *how, largest, ALONE, needs_grad=needs_grad)
+        if right is not None and pairs and path(left, right) == "dense":
+            value, *grads = tiles.dense_pairs(left, right, temperature, weight, columns, needs_grad)
+        else:
+            value, *grads = sweep(*inputs, *how, largest, ALONE, needs_grad=needs_grad)
     if not _in_strips(left) and _seen(own, how[1], how[2]):
         value = _with_digits(value, inputs, how)
     return _whole(value, grads)
@@ -349,16 +379,6 @@ def bad_temperature(value: float) -> ValueError:
         f"Expected a temperature above 0, got {value:g}. It divides the scores: common values are "
         "0.05 to 0.5."
     )
-
-
-def _sweep_for(left, right, own, exclude, positive, ids, split) -> Callable:
-    """The sweep of this path; the dense one is for plain pairs."""
-    if _in_strips(left):
-        return strips.sweep_log_partitions
-    pairs = own is None and not exclude and positive == (0,) and ids is None
-    if pairs and right is not None and path(left, right, split) == "dense":
-        return tiles.dense_pairs
-    return tiles.sweep_log_partitions
 
 
 def _in_strips(left: Tensor) -> bool:

@@ -79,16 +79,13 @@ class _Shifted:
         return share.mul_(times)
 
 
-def dense_pairs(
-    left, right, temperature, own, weight, exclude, positive, columns, ids, largest, split,
-    needs_grad,
-):  # fmt: skip
+def dense_pairs(left, right, temperature, weight, columns, needs_grad):
     """The definition of `info_nce`, and its gradients as autograd would find them, to the bit.
 
     In a small batch autograd's bookkeeping takes longer than the arithmetic.
     """
     scaled = left / temperature
-    scores = scaled @ right.T
+    scores = torch.mm(scaled, right.t())
     diagonal, rows = scores.diagonal(), _log_sum_exp(scores, 1)
     value = (rows - diagonal).mean()
     wider = scores.shape[1] > columns
@@ -99,16 +96,16 @@ def dense_pairs(
     if not any(needs_grad):
         return value, None, None, None, None
     # Each share of its row, or of its column, times weight; minus weight for each positive.
-    grad = (scores - rows[:, None]).exp_().mul_(weight)
+    grad = (scores - rows.unsqueeze(1)).exp_().mul_(weight)
     if columns:
         of_cols = (among - cols).exp_().mul_(weight)
         of_cols.diagonal().sub_(weight).sub_(weight)
         (grad[:, :columns] if wider else grad).add_(of_cols)
     else:
         grad.diagonal().sub_(weight)
-    grad_scaled, grad_right, grad_temperature = grad @ right, None, None
+    grad_scaled, grad_right, grad_temperature = torch.mm(grad, right), None, None
     if needs_grad[1]:
-        grad_right = grad.T @ scaled
+        grad_right = torch.mm(grad.t(), scaled)
     if needs_grad[2]:
         grad_temperature = (-grad_scaled * (scaled / temperature)).sum()
     return value, grad_scaled / temperature, grad_right, grad_temperature, None
@@ -116,8 +113,8 @@ def dense_pairs(
 
 def _log_sum_exp(scores: Tensor, dim: int) -> Tensor:
     """As torch's own, which takes longer because it allows for infinite scores."""
-    shift = scores.amax(dim, keepdim=True)
-    return (scores - shift).exp_().sum(dim).log_().add_(shift.squeeze(dim))
+    shift = scores.amax(dim)
+    return (scores - (shift.unsqueeze(1) if dim else shift)).exp_().sum(dim).log_().add_(shift)
 
 
 def sweep_log_partitions(

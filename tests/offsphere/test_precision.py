@@ -4,8 +4,10 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from offsphere import dropin, losses, streamed, tiles
+from offsphere import dropin, losses, streamed, strips, tiles
+from offsphere import precision as precision_module
 from offsphere.cells import Cell, calibration_ratio
 from offsphere.objective import Objective
 from offsphere.variance import negative_variance, spread_out
@@ -257,3 +259,84 @@ def test_siglip_near_zero_keeps_its_digits(n):
     loss = losses.siglip(unit, unit, 1 / 60, torch.tensor(-30.0))
     want = torch.log1p(torch.exp(torch.tensor(-30.0, dtype=torch.float64))).item() * n
     assert loss.item() == pytest.approx(want, rel=1e-5)
+
+
+class Multiplied(TorchDispatchMode):
+    """Notes how torch multiplies in each matrix product."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ in ("mm", "addmm", "addmm_", "bmm"):
+            self.seen.append(torch.backends.cuda.matmul.fp32_precision)
+        return func(*args, **(kwargs or {}))
+
+
+def objective(**options):
+    return Objective("dot", population=90, scale="fixed", variance_weight=1.0, **options)
+
+
+PRECISE = {  # each with how many matrix products, forward and backward, of 150 and 9 rows
+    "info_nce": (lambda p: objective(loss="info_nce", loss_precision=p), 3 + 4),
+    "siglip": (lambda p: objective(loss="siglip", loss_precision=p), 3 + 4),
+    "nt_xent": (lambda p: objective(loss="nt_xent", loss_precision=p), 3 + 4),
+    "ClipLoss": (lambda p: dropin.ClipLoss(loss_precision=p), 3),
+    "SigLipLoss": (lambda p: dropin.SigLipLoss(loss_precision=p), 3),
+    "NTXentLoss": (lambda p: dropin.NTXentLoss(loss_precision=p), 3),
+    "DCLLoss": (lambda p: dropin.DCLLoss(loss_precision=p), 3),
+    "bank": (lambda p: dropin.NTXentLoss(memory_bank_size=(9, 8), loss_precision=p), 2),
+}
+
+
+@pytest.mark.parametrize("torchs_own", ["highest", "high"])
+@pytest.mark.parametrize("name", PRECISE)
+@pytest.mark.parametrize(("precision", "setting"), [("fp32", "ieee"), ("tf32", "tf32")])
+def test_products_have_the_precision_of_the_loss_and_torch_its_own_again(
+    monkeypatch, name, precision, setting, torchs_own
+):
+    """As on a CUDA device: here the setting changes nothing, but it is there."""
+    monkeypatch.setattr(streamed, "TILED_DEVICES", ())
+    monkeypatch.setattr(precision_module, "TF32_DEVICES", ("cpu",))
+    build, products = PRECISE[name]
+    loss, (a, b, _) = build(precision), sides(150)
+    more = {"ClipLoss": (9.0,), "SigLipLoss": (9.0, -3.0)}.get(name, ())
+    was = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(torchs_own)
+    try:
+        before = torch.backends.cuda.matmul.fp32_precision
+        with Multiplied() as products_of:
+            value = loss(a.requires_grad_(), b.requires_grad_(), *more)
+            value = value["loss"] if isinstance(value, dict) else value
+            value.backward()
+        assert products_of.seen == [setting] * products
+        assert torch.backends.cuda.matmul.fp32_precision == before
+        assert torch.get_float32_matmul_precision() == torchs_own
+
+        def fail(*_, **__):
+            raise RuntimeError("out of memory")
+
+        monkeypatch.setattr(strips, "_strips", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            loss(a, b, *more)
+        assert torch.backends.cuda.matmul.fp32_precision == before
+    finally:
+        torch.set_float32_matmul_precision(was)
+
+
+def test_on_a_cpu_the_precision_of_the_loss_sets_nothing(monkeypatch):
+    before = torch.backends.cuda.matmul.fp32_precision
+    a, b, _ = sides(150)
+    found = []
+    for precision in ("fp32", "tf32"):
+        with Multiplied() as products:
+            found.append(dropin.ClipLoss(loss_precision=precision)(a, b, 9.0))
+        assert set(products.seen) == {before}
+    assert torch.equal(*found)
+
+
+def test_unknown_precisions_are_refused():
+    for build in (dropin.ClipLoss, lambda **o: Objective(population=9, **o)):
+        with pytest.raises(ValueError, match="loss_precision"):
+            build(loss_precision="bf16")
