@@ -111,7 +111,7 @@ class Evaluator:
             owner = torch.tensor([c for c, texts in enumerate(prompts) for _ in texts])
             features = Features(images, texts, owner, data.labels[kind])
             (search,) = Encoded(data.name, CLASSIFICATION, features).searches()
-            correct = outcomes(search, exponents[1]).values["top1"]
+            correct = outcomes(search, exponents[1:])[exponents[1]].values["top1"]
             metrics[f"{where}/zero_shot_{kind}"] = correct.mean().item()
             metrics[f"{where}/chance_{kind}"] = 1 / len(names)
             metrics[f"{where}/majority_{kind}"] = by_guessing(search)["majority"]["top1"]
@@ -157,8 +157,8 @@ def mean_recall(towers: ClipTowers, data: Captioned, exponents: tuple[float, flo
 def retrieved(embedded: Features, cells: Mapping[str, tuple[float, float]]) -> dict[str, Retrieved]:
     """Recalls both ways by cell; cells that tie by construction are measured once."""
     to_text, to_image = Encoded("test", RETRIEVAL, embedded).searches()
-    by_text = {g: outcomes(to_text, g) for g in {float(text) for _, text in cells.values()}}
-    by_image = {g: outcomes(to_image, g) for g in {float(image) for image, _ in cells.values()}}
+    by_text = outcomes(to_text, list({float(text) for _, text in cells.values()}))
+    by_image = outcomes(to_image, list({float(image) for image, _ in cells.values()}))
     by_guess = by_guessing(to_text)["chance"]
     # Every text has one image: k / images exactly, which the general formula gives but rounded.
     by_guess |= {x: min(k / to_image.count, 1.0) for x, k in to_image.direction.recalls.items()}
