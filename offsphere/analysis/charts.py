@@ -1,7 +1,8 @@
 """The charts of one part of a study: each defined once, for the page and for the paper. No torch.
 
 On the page a chart shows what is chosen there (a metric, a setting, ...); in the paper it shows
-the part's own metric, with one plot for each setting.
+the part's own metric, with one plot for each setting. charts.yaml has them in Vega-Lite, with holes
+for what depends on the part.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from offsphere.analysis.chart_data import EFFECTS, controls, datasets
 from offsphere.analysis.conditions import all_steps, steps_text
 from offsphere.analysis.digest import Study
 from offsphere.analysis.panels import Panel, file_name
 from offsphere.analysis.words import plain, spoken, words_of
-from offsphere.page.charts import Chart, for_page, scales, write_figure
+from offsphere.page.charts import Chart, filled, for_page, scales, write_figure
 from offsphere.page.looks import Look, look_of
 from offsphere.run.progress import track
 
@@ -134,60 +139,38 @@ def whiskers(
     rows: Sequence[str], headings: Sequence[int], looks: Sequence[Chart], prefix: str = ""
 ) -> list[Chart]:
     """Layers of rows of marks with intervals; `looks` are the colour and the shape channels."""
-    mean, low, high = (f"{prefix}{key}" for key in ("mean", "low", "high"))
     y = row_axis(rows, headings)
-    ends = {"x": number_axis(low), "x2": {"field": high}, "y": y, "color": looks[0]}
-    text = {"field": "text", "type": "nominal"}
-    return [
-        {"mark": {"type": "rule", "strokeWidth": 2, "aria": False}, "encoding": ends},
-        {
-            "mark": {"type": "point"},
-            "encoding": {
-                "x": number_axis(mean),
-                "y": y,
-                "color": looks[0],
-                "shape": looks[1],
-                "description": text,
-                "tooltip": text,
-            },
-        },
-    ]
+    return template("whiskers", y=y, colour=looks[0], shape=looks[1], **_ends(prefix))
 
 
 def row_axis(rows: Sequence[str], headings: Sequence[int]) -> Chart:
     """The places of rows by their number, with their names; headings are bold."""
-    bold = {"test": f"indexof({json.dumps(list(headings))}, datum.value) >= 0", "value": 700}
-    axis = {
-        "title": None,
-        "labelExpr": f"{json.dumps(list(rows))}[datum.value]",
-        "labelColor": "var(--ink)",
-        "labelFontWeight": {"condition": bold, "value": 400},
-        "domain": False,
-        "ticks": False,
-        "grid": False,
-        "values": list(range(len(rows))),
-    }
-    scale = {"domain": list(range(len(rows)))}
-    return {"field": "row", "type": "ordinal", "axis": axis, "scale": scale}
+    names, bold = json.dumps(list(rows)), json.dumps(list(headings))
+    return template("rows", names=names, headings=bold, places=list(range(len(rows))))
 
 
 def zero_line(side: str = "x") -> Chart:
     """Where nothing changes."""
-    mark = {"type": "rule", "strokeDash": [3, 3], "aria": False}
-    return {"data": {"values": [{}]}, "mark": mark, "encoding": {side: {"datum": 0}}}
+    return template("zero", side=side)
 
 
 def told(prefix: str = "", names: str = "datum.level") -> Chart:
     """The text of a mark: what it is, mean and interval, seeds."""
-    form = "'+.3r'" if prefix else "'.4r'"
-    mean, low, high = (f"format(datum.{prefix}{key}, {form})" for key in ("mean", "low", "high"))
-    both = f"isValid(datum.{prefix}low) ? ' [' + {low} + ', ' + {high} + ']' : ''"
-    seeds = f"datum.{prefix}n + (datum.{prefix}n == 1 ? ' seed' : ' seeds')"
-    return {
-        "calculate": f"{names} + (datum.context ? ', ' + datum.context : '') + '\\n' + {mean} + "
-        f"({both}) + '\\n' + {seeds}",
-        "as": "text",
-    }
+    return template("told", prefix=prefix, names=names, form="+.3r" if prefix else ".4r")
+
+
+def template(name: str, **holes: Any) -> Any:
+    """A chart of charts.yaml, or a part of one, with its holes filled."""
+    return filled(_templates()[name], holes)
+
+
+@cache
+def _templates() -> dict[str, Any]:
+    return yaml.safe_load((Path(__file__).parent / "templates/charts.yaml").read_text())
+
+
+def _ends(prefix: str) -> dict[str, str]:
+    return {key: f"{prefix}{key}" for key in ("mean", "low", "high")}
 
 
 def _values(panel: Panel, prefix: str = "") -> Chart:
@@ -200,74 +183,40 @@ def _values(panel: Panel, prefix: str = "") -> Chart:
         levels = [c.level for c in panel.conditions if c.context == context]
         rows += [panel.levels[level] for level in levels]
     looks = _looks(panel, legend=False)
-    layers = whiskers(rows, headings, looks, prefix)
-    if prefix:
-        layers.insert(0, zero_line())
-    else:
-        tick = {"type": "tick", "yOffset": 7, "size": 6, "opacity": 0.6, "aria": False}
-        seeds = {"x": number_axis("seed"), "y": row_axis(rows, headings), "color": looks[0]}
-        flat = [{"flatten": ["seeds"], "as": ["seed"]}]
-        layers.insert(0, {"transform": flat, "mark": tick, "encoding": seeds})
-    there = f"datum.metric === metric && isValid(datum.{prefix}mean) && {HIDDEN}"
-    return {
-        "data": {"name": "conditions"},
-        "transform": [{"filter": there}, told(prefix)],
-        "layer": layers,
-        "height": ROW * len(rows),
-    }
+    y = row_axis(rows, headings)
+    first = zero_line() if prefix else template("seeds", y=y, colour=looks[0])
+    return template(
+        "values",
+        prefix=prefix,
+        shown=HIDDEN,
+        told=told(prefix),
+        layers=[first, *whiskers(rows, headings, looks, prefix)],
+        height=ROW * len(rows),
+    )
 
 
 def _square() -> Chart:
     """The four corner cells by which norm is kept."""
-    sides = {"type": "nominal", "sort": ["discarded", "kept"]}
-    axis = {"domain": False, "ticks": False, "labelAngle": 0}
-    places = {
-        "x": {"field": "right", "axis": {**axis, "title": "right norm", "orient": "top"}, **sides},
-        "y": {"field": "left", "axis": {**axis, "title": "left norm"}, **sides},
-    }
-    ends = "'[' + format(datum.low, '.4r') + ', ' + format(datum.high, '.4r') + ']'"
-    shown = ["datum.level", "format(datum.mean, '.4r')", f"isValid(datum.low) ? {ends} : ''"]
-    return {
-        "data": {"name": "conditions"},
-        "transform": [
-            {"filter": "datum.metric === metric && isValid(datum.left) && isValid(datum.mean)"},
-            {"calculate": f"[{', '.join(shown)}]", "as": "lines"},
-            told(),
-        ],
-        "layer": tiles(places, {"field": "lines", "type": "nominal"}),
-        "height": 190,
-    }
+    lines = {"field": "lines", "type": "nominal"}
+    return template("square", told=told(), tiles=tiles(template("square_places"), lines))
 
 
 def tiles(places: Chart, text: Chart) -> list[Chart]:
     """Layers of tinted tiles with what they say; the darkest still carries the text."""
-    tint = {"range": [0.05, 0.35], "zero": False}
-    tone = {"field": "mean", "type": "quantitative", "scale": tint, "legend": None}
-    said = {"field": "text", "type": "nominal"}
-    marks = {"opacity": tone, "description": said, "tooltip": said}
-    return [
-        {"mark": {"type": "rect", "color": "var(--heat)"}, "encoding": {**places, **marks}},
-        {
-            "mark": {"type": "text", "fontSize": 11, "lineHeight": 14, "aria": False},
-            "encoding": {**places, "text": text},
-        },
-    ]
+    return template("tiles", **places, text=text)
 
 
 def _effects() -> Chart:
     rows = list(EFFECTS)
-    look = {"value": "var(--ink)"}
-    place = {"calculate": f"indexof({json.dumps(rows)}, datum.effect)", "as": "row"}
-    return {
-        "data": {"name": "effects"},
-        "transform": [
-            {"filter": "datum.metric === metric && isValid(datum.mean)"},
-            place,
-            told(names="datum.effect"),
-        ],
-        "layer": [zero_line(), *whiskers(rows, [], (look, {"value": "circle"}))],
-        "height": (ROW + 6) * len(rows),
-    }
+    look = ({"value": "var(--ink)"}, {"value": "circle"})
+    return template(
+        "effects",
+        rows=json.dumps(rows),
+        told=told(names="datum.effect"),
+        zero=zero_line(),
+        whiskers=whiskers(rows, [], look),
+        height=(ROW + 6) * len(rows),
+    )
 
 
 def _along(panel: Panel) -> dict[str, Drawing]:
@@ -294,124 +243,48 @@ def _along_chart(panel: Panel, metric: str, prefix: str, kind: str) -> Chart:
     looks = _looks(panel, legend=True)
     if panel.along.of_levels:
         looks = ({"value": "var(--ink)"}, {"value": "circle"})
-    mean, low, high = (f"{prefix}{key}" for key in ("mean", "low", "high"))
     title = {"title": plain(panel.along.factor), "labelAngle": 0}
-    x = {"field": "number", "type": "ordinal", "sort": [f"{n:g}" for n in numbers], "axis": title}
-    text = {"field": "text", "type": "nominal"}
-    y = number_axis(mean)
-    line = {"x": x, "y": y, "color": looks[0]}
-    layers: list[Chart] = [
-        {"mark": {"type": "line", "strokeWidth": 1.4, "aria": False}, "encoding": line},
-        {
-            "mark": {"type": "rule", "strokeWidth": 2, "aria": False},
-            "encoding": {"x": x, "y": number_axis(low), "y2": {"field": high}, "color": looks[0]},
-        },
-        {
-            "mark": {"type": "point"},
-            "encoding": {**line, "shape": looks[1], "description": text, "tooltip": text},
-        },
-    ]
-    if prefix:
-        layers.insert(0, zero_line("y"))
-    if kind == "along-variance" and panel.reference:
-        said = {"calculate": "datum.name + '\\n' + datum.number + ': ' + datum.mean", "as": "text"}
-        seen = f"indexof({json.dumps([f'{n:g}' for n in numbers])}, datum.number) >= 0"
-        mark = {"type": "line", "strokeDash": [4, 3], "strokeWidth": 1, "aria": False}
-        hollow = {"type": "point", "filled": False, "fill": "var(--paper)"}
-        points = {**line, "shape": looks[1], "description": text, "tooltip": text}
-        layers.append(
-            {
-                "data": {"name": "reference"},
-                "transform": [{"filter": seen}, said],
-                "layer": [{"mark": mark, "encoding": line}, {"mark": hollow, "encoding": points}],
-            }
-        )
-    there = f"datum.metric === {metric} && isValid(datum.{mean}) && isValid(datum.number)"
-    name = f"datum.level + ', {plain(panel.along.factor)} ' + datum.number"
-    return {
-        "data": {"name": "conditions"},
-        "transform": [{"filter": f"{there} && {HIDDEN}"}, told(prefix, name)],
-        "layer": layers,
-        "height": 210,
-    }
+    names = [f"{n:g}" for n in numbers]
+    x = {"field": "number", "type": "ordinal", "sort": names, "axis": title}
+    marks = {"x": x, "colour": looks[0], "shape": looks[1], **_ends(prefix)}
+    has_reference = kind == "along-variance" and panel.reference
+    return template(
+        "along",
+        **marks,
+        metric=metric,
+        shown=HIDDEN,
+        told=told(prefix, f"datum.level + ', {plain(panel.along.factor)} ' + datum.number"),
+        zero=[zero_line("y")] if prefix else [],
+        reference=[template("reference", **marks, numbers=json.dumps(names))]
+        if has_reference
+        else [],
+    )
 
 
 def _curves(panel: Panel) -> Chart:
     over = "samples seen" if panel.curves_over == "samples" else "step"
-    x = {"field": "x", "type": "quantitative", "axis": {"title": over, "grid": False}}
+    names = f"datum.level + ', {over} ' + format(datum.x, ',')"
     colour, _ = _looks(panel, legend=True)
-    text = {"field": "text", "type": "nominal"}
-    band = {"x": x, "y": number_axis("low"), "y2": {"field": "high"}, "color": colour}
-    line = {"x": x, "y": number_axis("mean"), "color": colour}
-    return {
-        "data": {"name": "curves"},
-        "transform": [
-            {"filter": HIDDEN},
-            told(names=f"datum.level + ', {over} ' + format(datum.x, ',')"),
-        ],
-        "layer": [
-            {"mark": {"type": "area", "opacity": 0.15, "aria": False}, "encoding": band},
-            {"mark": {"type": "line", "strokeWidth": 1.8, "aria": False}, "encoding": line},
-            {
-                "mark": {"type": "point", "size": 16},
-                "encoding": {**line, "description": text, "tooltip": text},
-            },
-        ],
-        "height": 230,
-    }
+    return template("curves", shown=HIDDEN, told=told(names=names), over=over, colour=colour)
 
 
 def _norms(panel: Panel) -> Chart:
     wide = any(found.logarithmic for found in panel.histograms)
     positive = all(found.edges[0] > 0 for found in panel.histograms)
     scale = {"type": "log"} if wide and positive else {"zero": False}
-    axis = {"title": "norm", "grid": False}
-    said = "datum.level + ', norm ' + format(datum.x, '.3r') + ': ' + format(datum.share, '.1%')"
-    text = {"field": "text", "type": "nominal"}
     colour, _ = _looks(panel, legend=True)
-    line = {
-        "x": {
-            "field": "x",
-            "type": "quantitative",
-            "scale": {**scale, "nice": False},
-            "axis": axis,
-        },
-        "y": {"field": "share", "type": "quantitative", "axis": {"title": "share of examples"}},
-        "color": colour,
-    }
-    return {
-        "data": {"name": "norms"},
-        "transform": [{"filter": HIDDEN}, {"calculate": said, "as": "text"}],
-        "layer": [
-            {
-                "mark": {"type": "line", "interpolate": "step-after", "aria": False},
-                "encoding": line,
-            },
-            {
-                "mark": {"type": "point", "size": 30, "opacity": 0},
-                "encoding": {**line, "tooltip": text, "description": text},
-            },
-        ],
-        "height": 210,
-    }
+    return template("norms", shown=HIDDEN, scale={**scale, "nice": False}, colour=colour)
 
 
 def _scored(panel: Panel) -> Chart:
-    axis = {"domain": False, "ticks": False, "labelAngle": 0, "labelLimit": 120}
-    places = {
-        "x": {"field": "scored", "type": "nominal", "sort": None},
-        "y": {"field": "trained", "type": "nominal", "sort": None},
-    }
-    places["x"]["axis"] = {**axis, "title": "scored with", "orient": "top"}
-    places["y"]["axis"] = {**axis, "title": "trained with"}
     number = {"field": "mean", "type": "quantitative", "format": ".3r"}
     names = "'trained with ' + datum.trained + ', scored with ' + datum.scored"
-    return {
-        "data": {"name": "scored"},
-        "transform": [{"filter": "isValid(datum.mean)"}, told(names=names)],
-        "layer": tiles(places, number),
-        "height": 34 * len(panel.levels),
-    }
+    return template(
+        "scored",
+        told=told(names=names),
+        tiles=tiles(template("scored_places"), number),
+        height=34 * len(panel.levels),
+    )
 
 
 def _filtered(chart: Chart, panel: Panel, chosen: Mapping[str, str]) -> Chart:
@@ -456,11 +329,6 @@ def _looks(panel: Panel, *, legend: bool) -> tuple[Chart, Chart]:
     shown = {} if legend else {"legend": None}
     level = {"field": "level", "type": "nominal", **shown}
     return {**level, "scale": colours}, {**level, "scale": shapes}
-
-
-def number_axis(name: str) -> Chart:
-    scale = {"zero": False}
-    return {"field": name, "type": "quantitative", "scale": scale, "axis": {"title": None}}
 
 
 def _named(panel: Panel, level: int) -> str:

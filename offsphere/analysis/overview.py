@@ -17,10 +17,10 @@ from offsphere.analysis.chart_data import SIDES, ends
 from offsphere.analysis.charts import (
     WIDTH,
     Drawing,
-    number_axis,
+    row_axis,
+    template,
     tiles,
     told,
-    whiskers,
     zero_line,
 )
 from offsphere.analysis.claims import Verdict
@@ -100,24 +100,16 @@ def forest(lines: Sequence[Verdict], *, bare: bool = False) -> tuple[Chart, dict
     names = ["" if bare else line.claim.id for line in lines]
     axis = {"title": "measured / margin fixed in advance", "grid": not bare, "labels": not bare}
     axis |= {"ticks": not bare, "domain": not bare} | ({"title": None} if bare else {})
-    x = {"scale": {"domain": [-FARTHEST, FARTHEST], "clamp": True}, "axis": axis}
-    layers = whiskers(names, [], ({"value": "var(--ink)"}, {"value": "circle"}))
-    for layer in layers:
-        layer["encoding"]["x"] |= x
-    zone = {"x": {"datum": -1, **x}, "x2": {"datum": 1}}
-    layers = [
-        {
-            "data": {"values": [{}]},
-            "mark": {"type": "rect", "color": "var(--zone)", "aria": False},
-            "encoding": zone,
-        },
-        zero_line(),
-        *layers,
-    ]
-    chart = {"data": {"name": "verdicts"}, "transform": [], "layer": layers}
-    data = columns(_in_margins(line, row) for row, line in enumerate(lines))
-    height = len(lines) * (26 if bare else 20)
-    return {**chart, "width": 2 * WIDTH, "height": height}, {"verdicts": data}
+    chart = template(
+        "forest",
+        scale={"domain": [-FARTHEST, FARTHEST], "clamp": True},
+        axis=axis,
+        zero=zero_line(),
+        y=row_axis(names, []),
+        width=2 * WIDTH,
+        height=len(lines) * (26 if bare else 20),
+    )
+    return chart, {"verdicts": columns(_in_margins(line, row) for row, line in enumerate(lines))}
 
 
 def forest_row(line: Verdict) -> str:
@@ -141,40 +133,12 @@ def symmetry(comparisons: Sequence[Comparison]) -> Overview | None:
     rows = [row for cell in cells for row in _symmetry_rows(comparisons, cell)]
     if not any(row["source"] == "ours" for row in rows):
         return None
-    headings = json.dumps(list(KINDS.values()))
-    axis = {
-        "title": None,
-        "labelColor": "var(--ink)",
-        "labelFontWeight": {
-            "condition": {"test": f"indexof({headings}, datum.value) >= 0", "value": 700},
-            "value": 400,
-        },
-        **{"domain": False, "ticks": False, "grid": False, "labelLimit": 420},
-    }
-    sort = {"field": "order", "op": "min"}
-    y = {"field": "label", "type": "nominal", "sort": sort, "axis": axis}
-    title = "ln(cell / cosine): left of 0 magnitude hurts, right of it helps"
-    x = {"axis": {"title": title}}
-    colour = {
-        "field": "source",
-        "type": "nominal",
-        "legend": None,
-        "scale": {"domain": ["ours", "published"], "range": ["var(--orange)", "var(--grey)"]},
-    }
-    shape = {**colour, "scale": {"domain": ["ours", "published"], "range": ["square", "circle"]}}
-    hollow = {"condition": {"test": "datum.source === 'ours'", "value": "var(--orange)"}}
-    layers = whiskers([], [], (colour, shape))
-    for layer in layers:
-        layer["encoding"]["x"] |= x
-        layer["encoding"]["y"] = y
-    layers[1]["mark"]["filled"] = False
-    layers[1]["encoding"]["fill"] = {**hollow, "value": "var(--paper)"}
-    chart = {
-        "data": {"name": "symmetry"},
-        "transform": [],
-        "layer": [zero_line(), *layers],
-        "height": 19 * max(Counter(row["cell"] for row in rows).values()),
-    }
+    chart = template(
+        "symmetry",
+        zero=zero_line(),
+        headings=json.dumps(list(KINDS.values())),
+        height=19 * max(Counter(row["cell"] for row in rows).values()),
+    )
     caption = "filled: ours, with 95 % intervals; hollow: published, without"
     drawing = Drawing(caption, chart, {"cell": "cell"})
     title = "Keeping both magnitudes (dot) over discarding them (cosine)"
@@ -227,30 +191,9 @@ def variance(studies: Sequence[Study]) -> Overview | None:
                     rows.append({**row, "plot": "variance of negatives"} | ends(spread.summary[at]))
     seeds = " to ".join(str(n) for n in sorted({min(counts), max(counts)})) if counts else "no"
     steps = steps_text(all_steps(step for panel in panels for step in panel.steps))
-    colour = {
-        "field": "level",
-        "type": "nominal",
-        "sort": None,
-        "scale": {"range": ["var(--grey)", "var(--orange)", "var(--blue)", "var(--green)"]},
-    }
     sizes = [f"{x:g}" for x in sorted(_contexts(first))]
-    axis = {"title": "batch size", "labelAngle": 0}
-    x = {"field": "number", "type": "ordinal", "sort": sizes, "axis": axis}
-    line = {"x": x, "y": number_axis("mean"), "color": colour}
-    bars = {"x": x, "y": number_axis("low"), "y2": {"field": "high"}, "color": colour}
-    text = {"field": "text", "type": "nominal"}
-    chart = {
-        "data": {"name": "variance"},
-        "transform": [
-            told(names="datum.plot + ', ' + datum.level + ', batch size ' + datum.number")
-        ],
-        "layer": [
-            {"mark": {"type": "line", "aria": False}, "encoding": line},
-            {"mark": {"type": "rule", "strokeWidth": 2, "aria": False}, "encoding": bars},
-            {"mark": "point", "encoding": {**line, "description": text, "tooltip": text}},
-        ],
-        "height": 200,
-    }
+    names = "datum.plot + ', ' + datum.level + ', batch size ' + datum.number"
+    chart = template("variance", told=told(names=names), sizes=sizes)
     caption = f"{seeds} seeds" + (f", {steps}" if steps else "")
     plots = list(dict.fromkeys(row["plot"] for row in rows))
     drawing = Drawing(caption, chart, {"plot": "plot"}, "plot")
@@ -277,21 +220,9 @@ def squares(comparisons: Sequence[Comparison]) -> Overview | None:
         for cells in sorted(best.values(), key=lambda cells: _place_of(cells["dot"]))
         for row in _square_rows(cells)
     ]
-    sides = {"type": "nominal", "sort": ["discarded", "kept"]}
-    axis = {"domain": False, "ticks": False, "labelAngle": 0}
-    places = {
-        "x": {"field": "right", "axis": {**axis, "title": "right norm"}, **sides},
-        "y": {"field": "left", "axis": {**axis, "title": "left norm"}, **sides},
-    }
-    both = "'[' + format(datum.low, '+.3f') + ', ' + format(datum.high, '+.3f') + ']'"
-    shown = ["datum.cell", "format(datum.mean, '+.3f')", f"isValid(datum.low) ? {both} : ''"]
-    lines = {"calculate": f"[{', '.join(shown)}]", "as": "lines"}
-    chart = {
-        "data": {"name": "squares"},
-        "transform": [lines, told(names="datum.cell")],
-        "layer": tiles(places, {"field": "lines", "type": "nominal"}),
-        "height": 190,
-    }
+    lines = {"field": "lines", "type": "nominal"}
+    shown = tiles(template("squares_places"), lines)
+    chart = template("squares", told=told(names="datum.cell"), tiles=shown)
     caption = "ln(cell / cosine); [95 % interval over seeds]"
     drawing = Drawing(caption, chart, {"title": "task"}, "title")
     tasks = list(dict.fromkeys(row["title"] for row in rows))

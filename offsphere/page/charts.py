@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from offsphere.page.looks import COLOURS, Look
@@ -75,6 +76,28 @@ def scales(names: Sequence[str], looks: Sequence[Look]) -> tuple[Chart, Chart]:
     """The colours and the shapes of named levels."""
     colours = {"domain": list(names), "range": [look.paint for look in looks]}
     return colours, {"domain": list(names), "range": [look.shape for look in looks]}
+
+
+def filled(part: Any, holes: Mapping[str, Any]) -> Any:
+    """A chart, or a part of one, with its holes filled.
+
+    `$name` alone stands for any value, and in a list for the members of one; inside a string it
+    stands for letters.
+    """
+    if isinstance(part, str):
+        name = part.removeprefix("$")
+        return (
+            holes[name]
+            if f"${name}" == part and name in holes
+            else Template(part).substitute(holes)
+        )
+    if isinstance(part, list):
+        spread = (isinstance(each, str) and isinstance(holes.get(each[1:]), list) for each in part)
+        found = zip(spread, (filled(each, holes) for each in part), strict=True)
+        return [each for several, x in found for each in (x if several else [x])]
+    if isinstance(part, dict):
+        return {filled(key, holes): filled(value, holes) for key, value in part.items()}
+    return part
 
 
 def for_page(chart: Chart) -> Chart:
