@@ -28,6 +28,7 @@ from offsphere.analysis.pictures import Picture, drawings, picture_of
 from offsphere.analysis.readings import measure
 from offsphere.analysis.tables import ORIGIN, StudyTables, curves_table
 from offsphere.analysis.tasks import tasks_of
+from offsphere.analysis.words import plain
 from offsphere.estimate import Estimate
 from offsphere.run import safe_yaml
 from offsphere.share import CONFIGS
@@ -192,8 +193,9 @@ def _compare_in_panel(study: str, panel: Panel) -> Iterator[Comparison]:
             if condition.context == context
         }
         name = panel.contexts[context]
-        where = " · ".join(filter(None, [study, panel.name, name]))
-        setting = ", ".join(x for x in name.split(", ") if not x.startswith(TOLD_BY_THE_TASK))
+        where = " · ".join(filter(None, [study, panel.name, plain(name)]))
+        told = (x for x in name.split(", ") if not x.startswith(TOLD_BY_THE_TASK))
+        setting = plain(", ".join(told))
         for cell, ratio in _log_ratios({cell: values[place] for cell, place in places.items()}):
             both = [panel.at_floor[places[each]] for each in (cell, "cosine")]
             steps = all_steps(panel.steps[places[each]] for each in (cell, "cosine"))

@@ -302,8 +302,7 @@ def _origin(c: Comparison) -> str:
     seeds = f"{c.ratio.n} seed" + "s" * (c.ratio.n != 1)
     origin = seeds if c.source == "ours" else c.source.rpartition(", ")[2]
     floor = "at the floor" if c.at_floor else ""
-    setting = c.setting.replace("_", " ")
-    return ", ".join(filter(None, [setting, origin, steps_text(c.steps), floor]))
+    return ", ".join(filter(None, [c.setting, origin, steps_text(c.steps), floor]))
 
 
 def _by_batch_size(panel: Panel) -> bool:

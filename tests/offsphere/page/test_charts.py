@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from offsphere.page import charts
 from offsphere.page.looks import CELL_LOOKS, COLOURS, LEVEL_LOOKS, look_of
 
@@ -31,6 +33,17 @@ def test_columns_have_the_digits_that_a_page_carries() -> None:
     rows = [{"x": float("nan"), "seeds": [0.1234567, float("inf")]}, {"y": 1}]
     expected = {"x": [None, None], "seeds": [[0.1235, None], None], "y": [None, 1]}
     assert charts.columns(rows) == expected
+
+
+def test_holes_of_a_chart_take_values_members_of_lists_and_letters() -> None:
+    chart = {"layer": ["$zero", {"mark": "$mark"}, "$more"], "x": {"$side": {"field": "${p}mean"}}}
+    holes = {"zero": [], "mark": {"type": "point"}, "more": [1, 2], "side": "y", "p": "d"}
+    assert charts.filled(chart, holes) == {
+        "layer": [{"mark": {"type": "point"}}, 1, 2],
+        "x": {"y": {"field": "dmean"}},
+    }
+    with pytest.raises(KeyError, match="mark"):
+        charts.filled({"mark": "$mark"}, {})
 
 
 def test_a_chart_on_a_page_is_as_wide_as_its_place_and_has_its_data_by_name() -> None:
