@@ -4,9 +4,10 @@
     offsphere doctor train_clip --config=recipe.yaml        a script with your own flags
 
 On your model, data and settings (on the CPU, with at most 64 rows in a batch) it compares many
-ranks with one process, micro-batches with the whole batch, streamed with dense losses, and a
-resumed run with an undisturbed one; it looks whether batches hold every sample, and at the machine
-first: a machine at fault is told at once. The exit code is 1 if something is at fault.
+ranks with one process, micro-batches with the whole batch, streamed with dense losses, the loss's
+products in fp32, tf32 and bf16 with float64, and a resumed run with an undisturbed one; it looks
+whether batches hold every sample, and at the machine first: a machine at fault is told at once. The
+exit code is 1 if something is at fault.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from offsphere.training.settings import TrainSettings
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
+    import torch
     from torch import Tensor
 
     from offsphere.run.scripts import Scripts
@@ -44,6 +46,8 @@ LIMIT = 1e-5
 SMALL = 1e-4
 """A gradient below this share of the largest one is measured against that share of it: one that is
 zero in exact arithmetic has no digits of its own."""
+SAFE = 1e-2
+"""The largest relative error of a gradient by rounding alone: far less than a batch's own noise."""
 STREAMED_SAMPLES = 50_000
 """Shards with more samples than this are not read through for a check."""
 DEFAULT = ("train_simclr", "--norm=group")
@@ -121,6 +125,7 @@ def _examined(experiment: Experiment, settings: TrainSettings) -> list[Finding]:
         batch = next(iter(batches.from_step(0, 1)))
     findings += many_ranks(method, batch, settings)
     findings += [micro_batches(method, batch, settings), streamed_losses(method, batch)]
+    findings.append(rounded_losses(method, batch, settings))
     if isinstance(batches, Dataset):
         findings.append(resumed(experiment, settings))
     return findings
@@ -239,42 +244,101 @@ def gradients(
 
 def in_double(method: Method) -> Method:
     """A copy in float64, where rounding cannot be taken for a fault nor hide one."""
+    import torch
+
     twin = copy.deepcopy(method).double()
     inputs = twin.inputs
 
     def doubled(batch: Any, step: int, rows: Rows | None = None) -> dict[str, Tensor]:
         found = inputs(batch, step) if rows is None else inputs(batch, step, rows)
-        return {name: x.double() if x.is_floating_point() else x for name, x in found.items()}
+        return _as(torch.float64, found)
 
     twin.inputs = doubled
     return twin
 
 
+def _as(dtype: torch.dtype, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Whole numbers stay what they are."""
+    return {name: x.to(dtype) if x.is_floating_point() else x for name, x in tensors.items()}
+
+
 def streamed_losses(method: Method, batch: Any) -> Finding:
     """The losses' gradients in tiles against those from the whole score matrix."""
-    import torch
-
     from offsphere import streamed
 
     method = in_double(method)
-    with torch.no_grad():
-        inputs = method.inputs(batch, 0)
-        embedded = method.embed(inputs)
-        constants = method.constants(inputs, 0)
+    embedded, constants = _embedded(method, batch)
     found = []
     dense = streamed.DENSE_SCORES
     for limit in (0, sys.maxsize):
-        leaves = {name: x.clone().requires_grad_() for name, x in embedded.items()}
         twin = copy.deepcopy(method)
         try:
             streamed.DENSE_SCORES = limit
-            twin.losses(leaves | constants)["loss"].backward()
+            rows = _of_rows(twin, embedded, constants)
         finally:
             streamed.DENSE_SCORES = dense
         parameters = {name: p.grad for name, p in twin.named_parameters()}
-        every = parameters | {f"embedding {name}": x.grad for name, x in leaves.items()}
-        found.append({name: x for name, x in every.items() if x is not None})
+        found.append(rows | {name: x for name, x in parameters.items() if x is not None})
     return _compared("streamed against dense losses", *found)
+
+
+def rounded_losses(method: Method, batch: Any, settings: TrainSettings) -> Finding:
+    """What the loss's products in fp32, tf32 and bf16 do to the gradients of these embeddings."""
+    errors = gradient_errors(method, batch)
+    safe = [name for name, error in errors.items() if error <= SAFE]
+    every = ", ".join(f"{name} {error:.0e}" for name, error in errors.items())
+    measured = (
+        f"gradients off by {every} at temperature {settings.temperature:g}; safe: "
+        f"{', '.join(safe) or 'none'}"
+    )
+    remedy = "--loss-precision=fp32 on a GPU" if "fp32" in safe else "a higher --temperature"
+    good = settings.loss_precision in safe
+    check = f"loss in {settings.loss_precision}"
+    return Finding(check, measured, "ok" if good else "warning", "" if good else remedy)
+
+
+def gradient_errors(method: Method, batch: Any) -> dict[str, float]:
+    """The relative error of the embeddings' gradients against float64, by precision."""
+    import torch
+
+    from offsphere.training.rounding import Rounded
+
+    method = in_double(method)
+    embedded, constants = _embedded(method, batch)
+    method.losses(embedded | constants)  # a scale is calibrated once, for all
+    single = copy.deepcopy(method).float()
+    rows, fixed = (_as(torch.float32, part) for part in (embedded, constants))
+    # The same numbers for both, so that only what the loss does with them is compared.
+    expected = _of_rows(method, _as(torch.float64, rows), _as(torch.float64, fixed))
+    modes = {
+        "fp32": contextlib.nullcontext(),
+        "tf32": Rounded(10),
+        "bf16": Rounded(7, results=True),
+    }
+    errors = {}
+    for name, mode in modes.items():
+        with mode:
+            errors[name] = worst_error(_of_rows(single, rows, fixed), expected)[1]
+    return errors
+
+
+def _embedded(method: Method, batch: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What the towers make of a batch, and what else the loss is told."""
+    import torch
+
+    with torch.no_grad():
+        inputs = method.inputs(batch, 0)
+        return method.embed(inputs), method.constants(inputs, 0)
+
+
+def _of_rows(
+    method: Method, embedded: dict[str, Tensor], constants: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """The gradients of the embeddings; those of parameters are added to them."""
+    leaves = {name: x.clone().requires_grad_() for name, x in embedded.items()}
+    method.losses(leaves | constants)["loss"].backward()
+    grads = {f"embedding {name}": x.grad for name, x in leaves.items()}
+    return {name: x for name, x in grads.items() if x is not None}
 
 
 def resumed(experiment: Experiment, settings: TrainSettings) -> Finding:
