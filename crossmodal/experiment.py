@@ -172,6 +172,7 @@ def build_objective(settings: ClipSettings, population: int) -> Objective:
         population,
         direction=DIRECTIONS[settings.direction],
         within_view=settings.within_view,
+        false_negatives=settings.false_negatives,
     )
 
 

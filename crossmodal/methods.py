@@ -10,6 +10,7 @@ from torch import Tensor
 from crossmodal.settings import ClipSettings
 from offsphere.encoders.clip import ClipTowers
 from offsphere.evaluation.geometry import log_norm_cosine_correlation, modality_gap
+from offsphere.ids import row_ids
 from offsphere.interventions import penalised
 from offsphere.objective import Objective
 from offsphere.training.experiment import Method, Step
@@ -54,9 +55,15 @@ class Clip(Method):
         image = encode_image(inputs["images"])
         return {"left": image, "right": towers.encode_text(inputs["tokens"])}
 
+    def constants(self, inputs: Tensors, step: int) -> Tensors:
+        """Which captions are equal, if that is asked for."""
+        asked = self.settings.false_negatives != "keep"
+        return {"ids": row_ids(inputs["tokens"])} if asked else {}
+
     def losses(self, embedded: Tensors) -> Tensors:
         image, text = embedded["left"], embedded["right"]
-        return penalised(self.objective(image, text), self.settings.norm_penalty, image, text)
+        losses = self.objective(image, text, ids=embedded.get("ids"))
+        return penalised(losses, self.settings.norm_penalty, image, text)
 
     @torch.no_grad()
     def telemetry(self, step: Step) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from offsphere.names import LOSSES, PAIR_LOSSES
 from offsphere.run.catalog import KNOWN
-from offsphere.run.config import data_name, keyboard, where
+from offsphere.run.config import added, data_name, keyboard, where
 from offsphere.run.help import Groups
 from offsphere.share import CONFIGS
 from offsphere.training.settings import (
@@ -47,7 +47,7 @@ COLUMNS = (  # of the table that closes a run
 @dataclass(frozen=True)
 class ClipSettings(TrainSettings):
     GROUPS: ClassVar[Groups] = {
-        "question": (("loss", "direction"), ("within_view",)),
+        "question": (("loss", "direction"), ("within_view", "false_negatives")),
         "data": (
             ("data", "data_test", "limit", "image_size"),
             ("data_style", "judgements", "train_samples", "on_bad_sample", "allow_pipe",
@@ -101,6 +101,8 @@ class ClipSettings(TrainSettings):
     """Which side has to find the other (info_nce only; both is CLIP's own)."""
     within_view: bool = False
     """Other images, and other texts, are negatives too."""
+    false_negatives: Literal["keep", "mask", "positive"] = added("keep")
+    """Pairs whose captions are equal: negatives as any, no negatives, or positives (info_nce)."""
     min_scale: float = 0.9
     """Smallest crop as a share of the image; 1 turns cropping off."""
     flip: float = 0.0
@@ -125,6 +127,12 @@ class ClipSettings(TrainSettings):
         if self.direction != "both" and not LOSSES[self.loss].directed:
             raise ValueError(
                 f"--direction={self.direction} goes with info_nce: {self.loss} has none."
+            )
+        plain = LOSSES[self.loss].directed and not self.within_view and self.negatives is None
+        if self.false_negatives != "keep" and not plain:
+            raise ValueError(
+                f"--false-negatives={self.false_negatives} goes with --loss=info_nce, without "
+                "--within-view and --negatives."
             )
         check_between(self, "image_size", 2, LARGEST_IMAGE)
         check_setting(self, "limit", "at least 2", self.limit is None or self.limit >= 2)

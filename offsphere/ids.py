@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from offsphere.names import EQUAL, unknown
+from offsphere.names import FALSE_NEGATIVES, unknown
 from offsphere.precision import row_products
 
 if TYPE_CHECKING:
@@ -33,10 +33,23 @@ def mean_positives(
     return (row_products(*sums) / counts.clamp_min(1)).sum()
 
 
-def check_ids(ids: Tensor, columns: int, equal: str, device: torch.device) -> Int[Tensor, " m"]:
-    """The ids on this device, unless they are none or `equal` is no way to treat them."""
-    if equal not in EQUAL:
-        raise unknown("value of equal", equal, EQUAL)
+def row_ids(tokens: Int[Tensor, "n l"]) -> Int[Tensor, " n"]:
+    """An id for each row of tokens, equal for equal rows on every rank; 0 is padding.
+
+    It is a sum with fixed random factors, modulo 2**64: rows that differ share it with a chance of
+    about 2**-60. Padding adds nothing, so that rows of different batches can be equal too.
+    """
+    g = torch.Generator().manual_seed(0)
+    factors = torch.randint(-(2**63), 2**63 - 1, (tokens.shape[1],), generator=g)
+    return (tokens.long() * factors.to(tokens.device)).sum(1)
+
+
+def check_ids(
+    ids: Tensor, columns: int, false_negatives: str, device: torch.device
+) -> Int[Tensor, " m"]:
+    """The ids on this device, unless they are none or there is no such way to treat them."""
+    if false_negatives not in FALSE_NEGATIVES:
+        raise unknown("value of false_negatives", false_negatives, FALSE_NEGATIVES)
     if ids.shape != (columns,) or ids.is_floating_point() or ids.is_complex():
         raise ValueError(
             f"Expected ids as {columns} whole numbers, one for each right row and hard negative, "

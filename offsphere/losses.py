@@ -54,7 +54,7 @@ def info_nce(
     both_ways: bool = True,
     hard_negatives: Float[Tensor, "k d"] | None = None,
     ids: Int[Tensor, " columns"] | None = None,
-    equal: Literal["mask", "positive"] = "mask",
+    false_negatives: Literal["keep", "mask", "positive"] = "mask",
     largest: float = math.inf,
     split: Split = ALONE,
 ) -> Float[Tensor, ""]:
@@ -65,7 +65,7 @@ def info_nce(
 
     `ids`, a whole number for each right row and hard negative (left row i has that of right row i),
     say what is the same thing: five captions of one picture, equal texts. Row i and column j with
-    one id, j not i, are no negatives. With s = scores / temperature and P(i) = {j: id_j = id_i},
+    one id, j not i, are false negatives. With s = scores / temperature and P(i) = {j: id_j = id_i},
 
         mask       row i costs log(e^s_ii + sum of e^s_ij over j outside P(i)) - s_ii
         positive   row i costs log(sum of e^s_ij over all j) - mean of s_ij over P(i)
@@ -74,8 +74,9 @@ def info_nce(
     """
     sides = (left, right) if hard_negatives is None else (left, right, hard_negatives)
     n, width = left.shape[0], sum(x.shape[0] for x in sides[1:])
-    same = None if ids is None else check_ids(ids, width, equal, left.device)
-    several, columns = same if equal == "positive" else None, n if both_ways else 0
+    same = None if ids is None else check_ids(ids, width, false_negatives, left.device)
+    same = None if false_negatives == "keep" else same
+    several, columns = same if false_negatives == "positive" else None, n if both_ways else 0
     small = same is None and streamed.dense(left, width, split)
     sides, t, largest = _prepare(temperature, *sides, largest=largest, looks=not small)
     left, right, *hard = sides

@@ -83,8 +83,8 @@ DIRECTIONS = ("both", "left_to_right", "right_to_left")
 SCALES = ("calibrated", "fixed")
 LOSS_PRECISIONS = ("fp32", "tf32")
 VARIANCE_ON = ("cosine", "score")
-EQUAL = ("mask", "positive")
-"""What rows of one id are to each other, beside negatives: left out, or positives too."""
+FALSE_NEGATIVES = ("keep", "mask", "positive")
+"""What rows of one id are to each other: negatives as any, left out, or positives too."""
 LARGEST_SCALE = 100.0
 """A learnable scale (1 / temperature) stays between 1 and 100, as in CLIP, over the ratio r."""
 MOST_NAMES = 16

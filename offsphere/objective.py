@@ -15,6 +15,7 @@ from offsphere import losses
 from offsphere.cells import ROUNDED_UP, Cell, calibration_ratio, shrink
 from offsphere.names import (
     DIRECTIONS,
+    FALSE_NEGATIVES,
     LARGEST_SCALE,
     LOSS_PRECISIONS,
     LOSSES,
@@ -28,7 +29,7 @@ from offsphere.streamed import bad_temperature
 from offsphere.variance import negative_variance, spread_out
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
 SIGLIP_BIAS = -10.0
 
@@ -45,6 +46,8 @@ class Objective(nn.Module):
     norms still differ within a batch but their overall scale cannot act as a temperature.
     `gor_weight` adds GOR (`variance.spread_out`), the variance term's deployed rival: each side
     spread out by itself, the mean of both; with a queue, queries against the queue.
+    `false_negatives` says what rows of one id (`ids` of a call) are to each other in info_nce; the
+    two terms and the calibration take no notice of it.
     `negatives` divides the batch, by the order of its rows, into groups of so many: a row meets
     only its own group, in the loss, both terms and the calibration. So the number of
     negatives is a treatment apart from the batch size, on which noise and batch-norm depend.
@@ -68,6 +71,7 @@ class Objective(nn.Module):
         variance_on: str = "cosine",
         gor_weight: float = 0.0,
         negatives: int | None = None,
+        false_negatives: str = "keep",
         loss_precision: str = "tf32",
     ) -> None:
         super().__init__()
@@ -76,6 +80,7 @@ class Objective(nn.Module):
             ("scale", scale, SCALES),
             ("direction", direction, DIRECTIONS),
             ("variance_on", variance_on, VARIANCE_ON),
+            ("false_negatives", false_negatives, FALSE_NEGATIVES),
             ("loss_precision", loss_precision, LOSS_PRECISIONS),
         ):
             if got not in expected:
@@ -93,11 +98,17 @@ class Objective(nn.Module):
                 f"Expected groups of at least 2 negatives inside a batch, got {negatives} for "
                 f"{loss}. (moco_nce has its negatives from the queue: change its size.)"
             )
+        if false_negatives != "keep" and (not row.directed or within_view or negatives is not None):
+            raise ValueError(
+                f"Expected false_negatives={false_negatives} with info_nce, without within_view "
+                f"and groups of negatives; got {loss}."
+            )
         self.cell = Cell(cell) if isinstance(cell, str) else cell
         self.split = Split(precision=loss_precision)
         """The ranks that share the loss; each gives it the rows of all."""
         self.loss, self.row = loss, row
         self.negatives = negatives
+        self.false_negatives = false_negatives
         self.population = population
         self.direction = direction
         self.within_view = within_view
@@ -146,6 +157,7 @@ class Objective(nn.Module):
         *,
         queue: Float[Tensor, "k d"] | None = None,
         hard_negatives: Float[Tensor, "k d"] | None = None,
+        ids: Int[Tensor, " columns"] | None = None,
     ) -> dict[str, Tensor]:
         """The named losses of raw embeddings; `loss` is the one to differentiate."""
         if (queue is None) == (self.row.form == "queue"):
@@ -157,6 +169,8 @@ class Objective(nn.Module):
             )
         if hard_negatives is not None and self.within_view:
             raise ValueError("Expected no hard_negatives together with within_view.")
+        if ids is None and self.false_negatives != "keep":
+            raise ValueError(f"Expected ids for false_negatives={self.false_negatives}, got none.")
         self._check(left, right, queue, hard_negatives)
         left, right = at_least_float32(left), at_least_float32(right)
         queue = None if queue is None else at_least_float32(queue)
@@ -166,7 +180,7 @@ class Objective(nn.Module):
                 left, right, queue, hard_negatives
             )
         self._start(left, right, group)
-        contrastive, u, v = self._contrast(left, right, queue, hard_negatives, group)
+        contrastive, u, v = self._contrast(left, right, queue, hard_negatives, group, ids)
         if self.variance_on == "cosine":
             u, v = shrink(left, 1.0), shrink(right if queue is None else queue, 1.0)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.variance_weight > 0):
@@ -223,6 +237,7 @@ class Objective(nn.Module):
         queue: Tensor | None,
         hard_negatives: Tensor | None,
         group: int | None,
+        ids: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The contrastive loss, and two sides whose products are the negatives' scores over r."""
         temperature, alone = self.temperature, Split(precision=self.split.precision)
@@ -251,7 +266,7 @@ class Objective(nn.Module):
             value = losses.spectral(left / temperature, right, group=group, split=self.split)
             return value, scaled, right
         if group is None:
-            value = self._pairs(left, right, temperature, hard_negatives, self.split)
+            value = self._pairs(left, right, temperature, hard_negatives, self.split, ids)
             return value, scaled, right
 
         def pairs(a: Tensor, b: Tensor) -> Tensor:
@@ -266,6 +281,7 @@ class Objective(nn.Module):
         temperature: Tensor,
         hard_negatives: Tensor | None,
         split: Split,
+        ids: Tensor | None = None,
     ) -> Tensor:
         """A loss of aligned pairs, as the settings want it, on sides that the cell has shrunk."""
         known = self._known(split)
@@ -273,22 +289,17 @@ class Objective(nn.Module):
             return self._function(left, right, temperature, self.bias, **known)
         if not self.row.directed:
             return self._function(left, right, temperature, **known)
-        both_ways = self.direction == "both"
+        known |= {"both_ways": self.direction == "both"}
+        if self.false_negatives != "keep":
+            known |= {"ids": ids, "false_negatives": self.false_negatives}
         if self.direction == "right_to_left":
             left, right = right, left
         if hard_negatives is None:
-            return self._function(left, right, temperature, both_ways=both_ways, **known)
+            return self._function(left, right, temperature, **known)
         if self.direction == "right_to_left":
             raise ValueError("Expected no hard_negatives for right_to_left: they are right rows.")
         hard_negatives = self.cell.shrink_right(hard_negatives)
-        return self._function(
-            left,
-            right,
-            temperature,
-            both_ways=both_ways,
-            hard_negatives=hard_negatives,
-            **known,
-        )
+        return self._function(left, right, temperature, hard_negatives=hard_negatives, **known)
 
     def _on_one_scale(
         self, left: Tensor, right: Tensor, queue: Tensor | None, hard_negatives: Tensor | None

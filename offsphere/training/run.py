@@ -191,6 +191,7 @@ def objective_of(
     *,
     direction: str = "both",
     within_view: bool = False,
+    false_negatives: str = "keep",
 ) -> Objective:
     """The objective that the shared settings describe."""
     return Objective(
@@ -207,6 +208,7 @@ def objective_of(
         variance_on=settings.variance_on,
         gor_weight=settings.gor_weight,
         negatives=settings.negatives,
+        false_negatives=false_negatives,
         loss_precision=settings.loss_precision,
     )
 

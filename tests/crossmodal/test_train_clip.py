@@ -133,6 +133,23 @@ def test_five_steps_equal_open_clip_with_its_own_loss(table, loss):
     torch.testing.assert_close(method.objective.log_scale, peer.logit_scale)
 
 
+def test_pairs_whose_captions_are_equal_are_no_negatives(table):
+    settings = config(table, cell="dot", scale="fixed", min_scale=1.0, false_negatives="mask")
+    data = load_captions(f"csv:{table}", split="all", image_size=32)
+    towers = build_towers(settings)
+    objective = build_objective(settings, len(data))
+    method = Clip(towers, objective, random_look(towers, settings), settings)
+    (images, tokens), *_ = plain_batches(settings, data, towers, 1)
+    tokens = tokens.clone()
+    tokens[[7, 3]] = tokens[[2, 2]]
+    found = method(Pairs(images, tokens), 0)
+    scores = found.left @ found.right.T / method.objective.temperature
+    for i, j in ((2, 3), (2, 7), (3, 7)):
+        scores[i, j] = scores[j, i] = -math.inf
+    both = [torch.nn.functional.cross_entropy(x, torch.arange(12)) for x in (scores, scores.T)]
+    assert found.losses["loss"].item() == pytest.approx(sum(both).item() / 2, rel=1e-5)
+
+
 @pytest.mark.parametrize("model", ["tiny", "small"])
 def test_trimmed_texts_give_the_same_embeddings(model):
     torch.manual_seed(0)
@@ -244,6 +261,8 @@ def test_norms_of_right_and_wrong_queries_and_human_judgements(table, tmp_path):
     [
         ({"data_test": None}, "no test split of its own: give --data-test"),
         ({"loss": "siglip", "direction": "image_to_text"}, "siglip has none"),
+        ({"loss": "siglip", "false_negatives": "mask"}, "--false-negatives=mask goes with"),
+        ({"negatives": 4, "false_negatives": "positive"}, "without --within-view and --negatives"),
         ({"min_scale": 0.0}, "--min-scale must be above 0"),
         ({"flip": 2.0}, "--flip must be a probability"),
         ({"temperature": 2.0}, r"--temperature must be between 0\.01 and 1 .*, got 2\.0"),

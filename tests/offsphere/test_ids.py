@@ -13,8 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from offsphere import streamed, strips, tiles
 from offsphere.cells import CELLS, Cell
-from offsphere.ids import mean_positives
+from offsphere.ids import mean_positives, row_ids
 from offsphere.losses import info_nce
+from offsphere.objective import Objective
 from offsphere.split import Split
 
 N, HARD, WIDTH = 23, 4, 6
@@ -88,7 +89,9 @@ def value_and_gradients(cell, inputs, equal, both_ways, hard=False, *, reference
         candidates = b if c is None else torch.cat([b, c])
         value = loop(a, candidates, t, equal, both_ways, ids.tolist())
     else:
-        value = info_nce(a, b, t, both_ways=both_ways, hard_negatives=c, ids=ids, equal=equal)
+        value = info_nce(
+            a, b, t, both_ways=both_ways, hard_negatives=c, ids=ids, false_negatives=equal
+        )
     wanted = [*inputs[:2], *([extra] if hard else []), t, *cell.parameters()]
     return value, torch.autograd.grad(value, wanted)
 
@@ -123,7 +126,7 @@ def test_a_false_negative_far_above_its_positive_costs_no_digits(equal):
     right = torch.eye(4).clone()
     right[1, 0] = 100.0  # row 0 scores 200 with column 1, which has its id
     ids = torch.tensor([0, 0, 1, 2])
-    found = info_nce(left, right, 0.5, ids=ids, equal=equal)
+    found = info_nce(left, right, 0.5, ids=ids, false_negatives=equal)
     wanted = loop(left.double(), right.double(), 0.5, equal, True, ids.tolist())
     torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=1e-6)
 
@@ -132,7 +135,7 @@ def test_a_false_negative_far_above_its_positive_costs_no_digits(equal):
 def test_ids_that_all_differ_change_nothing(equal):
     inputs, cell = case(Cell("cosine"))
     left, right = cell(*inputs[:2])
-    found = info_nce(left, right, inputs[3], ids=torch.arange(N), equal=equal)
+    found = info_nce(left, right, inputs[3], ids=torch.arange(N), false_negatives=equal)
     torch.testing.assert_close(found, info_nce(left, right, inputs[3]), rtol=1e-12, atol=0)
 
 
@@ -152,10 +155,10 @@ def test_gradients_of_gradients_and_torch_func(equal):
         (grad,) = torch.autograd.grad(loss, left, create_graph=True)
         return torch.autograd.grad(grad.square().sum(), right)[0]
 
-    found = penalised(info_nce(left, right, t, ids=ids, equal=equal))
+    found = penalised(info_nce(left, right, t, ids=ids, false_negatives=equal))
     wanted = penalised(loop(left, right, t, equal, True, ids.tolist()))
     torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-12)
-    by_func = torch.func.grad(lambda x: info_nce(x, right, t, ids=ids, equal=equal))(left)
+    by_func = torch.func.grad(lambda x: info_nce(x, right, t, ids=ids, false_negatives=equal))(left)
     (expected,) = torch.autograd.grad(loop(left, right, t, equal, True, ids.tolist()), left)
     torch.testing.assert_close(by_func, expected, rtol=1e-9, atol=1e-12)
 
@@ -166,7 +169,7 @@ def test_compiled_without_a_break(equal):
     left, right, _, t = inputs
 
     def step(left, right, t, ids):
-        return info_nce(left, right, t, ids=ids, equal=equal)
+        return info_nce(left, right, t, ids=ids, false_negatives=equal)
 
     torch._dynamo.reset()
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
@@ -203,7 +206,9 @@ def test_ranks_share_the_work_and_their_mean_gradient_is_the_whole(path, equal, 
 
     def rank(k: int) -> None:
         split = Threads(k, count, parts, barrier)
-        value = info_nce(left, right, t, hard_negatives=hard, ids=IDS, equal=equal, split=split)
+        value = info_nce(
+            left, right, t, hard_negatives=hard, ids=IDS, false_negatives=equal, split=split
+        )
         found[k] = value, torch.autograd.grad(value, inputs)
 
     threads = [threading.Thread(target=rank, args=(k,)) for k in range(count)]
@@ -211,7 +216,7 @@ def test_ranks_share_the_work_and_their_mean_gradient_is_the_whole(path, equal, 
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
-    whole = info_nce(left, right, t, hard_negatives=hard, ids=IDS, equal=equal)
+    whole = info_nce(left, right, t, hard_negatives=hard, ids=IDS, false_negatives=equal)
     expected = torch.autograd.grad(whole, inputs)
     for value, _ in found:
         torch.testing.assert_close(value, whole, rtol=1e-12, atol=1e-12)
@@ -240,7 +245,7 @@ def test_no_matrix_of_all_scores_or_ids_is_made(equal, monkeypatch):
     left, right = torch.randn(2, rows, width)
     left.requires_grad_()
     with Largest() as mode:
-        info_nce(left, right, 1.0, ids=torch.arange(rows) // 5, equal=equal).backward()
+        info_nce(left, right, 1.0, ids=torch.arange(rows) // 5, false_negatives=equal).backward()
     assert mode.numel == rows * width
 
 
@@ -257,9 +262,68 @@ def test_mean_positives_by_hand():
         (torch.arange(5), "mask", r"Expected ids as 4 whole numbers, .* got \(5,\) of torch.int64"),
         (torch.ones(4), "mask", r"got \(4,\) of torch.float32"),
         (torch.ones(4, 4).long(), "positive", r"got \(4, 4\) of torch.int64"),
-        (torch.arange(4), "drop", "Unknown value of equal 'drop': expected one of mask, positive"),
+        (
+            torch.arange(4),
+            "drop",
+            "Unknown value of false_negatives 'drop': expected one of keep, mask, positive",
+        ),
     ],
 )
 def test_ids_that_are_none_are_refused(ids, equal, says):
     with pytest.raises(ValueError, match=says):
-        info_nce(torch.randn(4, 3), torch.randn(4, 3), 1.0, ids=ids, equal=equal)
+        info_nce(torch.randn(4, 3), torch.randn(4, 3), 1.0, ids=ids, false_negatives=equal)
+
+
+def test_rows_of_tokens_have_one_id_exactly_if_they_are_equal():
+    g = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 3, (400, 4), generator=g)  # 81 possible rows
+    ids = row_ids(tokens)
+    equal = (tokens[:, None] == tokens).all(-1)
+    assert torch.equal(ids[:, None] == ids, equal)
+    assert not equal.all()
+
+
+def test_padding_is_no_part_of_a_text():
+    row = torch.arange(1, 78)[None]
+    for width in (78, 500):
+        longer = torch.zeros(2, width, dtype=torch.int32)
+        longer[:, :77] = row
+        longer[1, 77] = 9
+        found = row_ids(longer)
+        assert found[0] == row_ids(row)[0]
+        assert found[1] != found[0]
+
+
+@pytest.mark.parametrize("direction", ["both", "left_to_right", "right_to_left"])
+@pytest.mark.parametrize("false_negatives", ["keep", "mask", "positive"])
+def test_the_objective_takes_ids(false_negatives, direction):
+    objective = Objective(
+        "qnorm", "info_nce", population=99, temperature=0.4, scale="fixed", direction=direction,
+        false_negatives=false_negatives,
+    )  # fmt: skip
+    left, right = torch.randn(2, 9, 4, dtype=torch.float64)
+    ids = torch.tensor([3, 1, 3, 4, 5, 1, 3, 8, 9])
+    found = objective.double()(left, right, ids=ids)["contrastive"]
+    a, b = objective.cell(left, right)
+    names = list(range(9)) if false_negatives == "keep" else ids.tolist()
+    sides = (b, a) if direction == "right_to_left" else (a, b)
+    # The objective keeps its temperature as a logarithm in float32.
+    t = objective.temperature
+    wanted = loop(*sides, t, false_negatives, direction == "both", names)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"loss": "siglip"}, "Expected false_negatives=mask with info_nce, .* got siglip"),
+        ({"within_view": True}, "without within_view and groups of negatives"),
+        ({"negatives": 4}, "without within_view and groups of negatives"),
+        ({"false_negatives": "drop"}, "Unknown false_negatives 'drop': expected one of keep, mask"),
+    ],
+)
+def test_an_objective_that_cannot_leave_them_out_says_so(settings, says):
+    with pytest.raises(ValueError, match=says):
+        Objective(**{"loss": "info_nce", "population": 9, "false_negatives": "mask"} | settings)
+    with pytest.raises(ValueError, match="Expected ids for false_negatives=mask, got none."):
+        Objective(loss="info_nce", population=9, false_negatives="mask")(*torch.randn(2, 4, 3))
