@@ -99,7 +99,7 @@ class Evaluator:
         data: Captioned,
         images: Tensor,
         exponents: tuple[float, float],
-        where: str,
+        split: str,
     ) -> dict[str, float]:
         """Zero-shot accuracy for each kind of class that the data have."""
         metrics: dict[str, float] = {}
@@ -112,10 +112,10 @@ class Evaluator:
             features = Features(images, texts, owner, data.labels[kind])
             (search,) = Encoded(data.name, CLASSIFICATION, features).searches()
             correct = outcomes(search, exponents[1:])[exponents[1]].values["top1"]
-            metrics[f"{where}/zero_shot_{kind}"] = correct.mean().item()
-            metrics[f"{where}/chance_{kind}"] = 1 / len(names)
-            metrics[f"{where}/majority_{kind}"] = by_guessing(search)["majority"]["top1"]
-            if where == "test":
+            metrics[f"{split}/zero_shot_{kind}"] = correct.mean().item()
+            metrics[f"{split}/chance_{kind}"] = 1 / len(names)
+            metrics[f"{split}/majority_{kind}"] = by_guessing(search)["majority"]["top1"]
+            if split == "test":
                 self.outcomes[f"zero_shot_{kind}_correct"] = correct.float()
         return metrics
 

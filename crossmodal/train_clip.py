@@ -4,7 +4,7 @@
     python crossmodal/train_clip.py --cell=imgnorm --direction=image_to_text
     python crossmodal/train_clip.py --config=configs/flickr8k.yaml --cell=dot --seed=1
 
-The same command goes on with a run that was cut, and says so if it is finished.
+The same command resumes a run that was cut, and says so if it is finished.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def test_a_stopped_run_says_so_and_goes_on(scripts, wait_for_rows, number, group
     assert script.wait() == 130
     (line,) = script.stderr.splitlines()
     assert line.startswith(f"train_moco: stopped by {number.name} after step ")
-    assert line.endswith("The checkpoint is written: the same command goes on from there.")
+    assert line.endswith("The checkpoint is written: the same command resumes from there.")
     cut = run_folder(tmp_path / "cut")
     state = torch.load(cut / "checkpoint" / "last.pt", weights_only=True)
     assert state["step"] == len(rows_of(cut)) == int(line.split(" after step ")[1].split()[0])

@@ -7,7 +7,7 @@
     python text/train_retrieval.py --config=configs/static.yaml --cell=dot
     python text/train_retrieval.py --encoder=minilm --tune=top:2 --redraw=2 --cell=dot
 
-The same command goes on with a run that was cut, and says so if it is finished.
+The same command resumes a run that was cut, and says so if it is finished.
 """
 
 from __future__ import annotations

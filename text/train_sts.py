@@ -4,7 +4,7 @@
     python text/train_sts.py --cell=s1norm --data=stsb:PATH/stsb --score-scale=fixed:0.01
     python text/train_sts.py --cell=s2norm --data=stsb:PATH/stsb --score-scale=learnable
 
-The same command goes on with a run that was cut, and says so if it is finished.
+The same command resumes a run that was cut, and says so if it is finished.
 """
 
 from __future__ import annotations

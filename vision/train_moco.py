@@ -3,7 +3,7 @@
     python vision/train_moco.py --cell=cosine --variance-weight=30
     python vision/train_moco.py --config=configs/cifar10.yaml --cell=dnorm --queue-size=4096
 
-The same command goes on with a run that was cut, and says so if it is finished.
+The same command resumes a run that was cut, and says so if it is finished.
 """
 
 from __future__ import annotations

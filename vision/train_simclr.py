@@ -4,7 +4,7 @@
     python vision/train_simclr.py --cell=cosine --variance-weight=30 --batch-size=64
     python vision/train_simclr.py --config=configs/cifar10.yaml --cell=qnorm --seed=1
 
-The same command goes on with a run that was cut, and says so if it is finished.
+The same command resumes a run that was cut, and says so if it is finished.
 """
 
 from __future__ import annotations

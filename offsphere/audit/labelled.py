@@ -22,7 +22,7 @@ from offsphere.estimate import Estimate
 from offsphere.evaluation.clustering import clustering
 from offsphere.evaluation.geometry import occurrence_statistics, top_items, unit
 from offsphere.evaluation.intervals import clustered_mean
-from offsphere.evaluation.knn import check_classes, check_split, score_scale, vote
+from offsphere.evaluation.knn import check_classes, check_split, spread_ratio, vote
 from offsphere.evaluation.relevance import norm_leverage
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def leave_one_out(
     scores, nearest = top_items(
         unit(x), shrink(x, float(exponent)), voters, exclude=torch.arange(len(x))
     )
-    temperature = TEMPERATURE * score_scale(x, voters, exponent)
+    temperature = TEMPERATURE * spread_ratio(x, voters, exponent)
     votes = vote(scores, labels[nearest].long(), temperature, int(labels.max()) + 1)
     return (votes.argmax(1) == labels).double(), nearest
 

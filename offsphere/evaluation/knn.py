@@ -50,7 +50,7 @@ def knn(
         raise ValueError(f"The temperature must be above 0, got {temperature}.")
     queries, items = unit(test), shrink(train.detach(), float(exponents[1]))
     scores, nearest = top_items(queries, items, k)
-    row_temperature = temperature * score_scale(train, k, exponents[1])
+    row_temperature = temperature * spread_ratio(train, k, exponents[1])
     labels, classes = train_labels[nearest].long(), int(train_labels.max()) + 1
     votes = vote(scores, labels, row_temperature, classes)
     share, predictions = (votes / votes.sum(1, keepdim=True)).max(1)
@@ -69,7 +69,7 @@ def vote(
     return weights.new_zeros(len(scores), classes).scatter_add_(1, labels, weights)
 
 
-def score_scale(
+def spread_ratio(
     train: Float[Tensor, "m d"], k: int, item_exponent: float
 ) -> float | Float[Tensor, ""]:
     """Spread of the top-k scores with items at this exponent, relative to cosine's spread.

@@ -305,7 +305,7 @@ def _canonical(value: Any) -> Any:
 
 
 def _leaves(hint: Any) -> Sequence[Any]:
-    """What a field accepts: types, literal choices as texts, and `tuple` if it takes a list."""
+    """What a field accepts: types, literal choices as strings, and `tuple` if it takes a list."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Literal:
         return [str(choice) for choice in parts]

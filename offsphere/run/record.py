@@ -114,7 +114,7 @@ class RunFolder(AbstractContextManager):
         return self._read("provenance.json")
 
     def describe_data(self, data: dict[str, Any], stamp: str | None = None) -> None:
-        """Record the data's fingerprint; to go on with other data is an error.
+        """Record the data's fingerprint; to resume with other data is an error.
 
         `stamp` (see needs) tells later at no cost that the files are as they were.
         """

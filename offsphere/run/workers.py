@@ -38,7 +38,7 @@ def loss_in_words() -> Iterator[None]:
         raise LostWorker(
             f"A process that reads data was lost ({lost}). Mostly the memory, or the shared memory "
             "of a container, ran out: use fewer --workers (0 reads in the main process), a smaller "
-            "--batch-size, or give the container more. The same command goes on from the last "
+            "--batch-size, or give the container more. The same command resumes from the last "
             "checkpoint."
         ) from error
 

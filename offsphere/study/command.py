@@ -72,7 +72,7 @@ def study_command(argv: Sequence[str], scripts: Scripts) -> int:
         return _error(error, 1)
     if stops:
         same = shlex.join(["offsphere", "study", *argv])
-        print(f"Stopped; runs that were at work are cut. To go on: {same}", file=sys.stderr)
+        print(f"Stopped; runs that were at work are cut. To resume: {same}", file=sys.stderr)
         return 130
     return code
 

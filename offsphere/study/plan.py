@@ -51,7 +51,7 @@ RESERVED = {
     "seed": "list them under `seeds`",
     "study": "it is the file's name",
     "out": "use the flag --out",
-    "resume": "a study always goes on",
+    "resume": "a study always resumes",
     "progress": "a study shows its own",
     "data_root": "use the flag --data-root or OFFSPHERE_DATA",
     "allow_pipe": "only the flag --allow-pipe permits commands",

@@ -83,7 +83,7 @@ def main(argv: Sequence[str], scripts: Scripts) -> None:
         print(f"offsphere reproduce: error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
-        print("Stopped; the same command goes on.", file=sys.stderr)
+        print("Stopped; the same command resumes.", file=sys.stderr)
         raise SystemExit(130) from None
     print(f"{len(rows) - differ} of {len(rows)} rows are equal to the last digit.")
     if differ:

@@ -99,7 +99,7 @@ class Best:
 def best_of(
     experiment: Experiment, settings: TrainSettings, ranks: Ranks, state: dict[str, Any] | None
 ) -> Best | None:
-    """What chooses the weights of a run that starts, or goes on, from `state`; None: the last."""
+    """What chooses the weights of a run that starts, or resumes, from `state`; None: the last."""
     check_held_out(experiment, settings)
     return None if settings.keep == "last" else Best(experiment, ranks, state)
 

@@ -1,5 +1,5 @@
 """fit(): the one training loop. A run depends on its settings alone: a step's batch, augmentation
-and rate are functions of (settings, step), so a run that was cut goes on bit for bit."""
+and rate are functions of (settings, step), so a run that was cut resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def fit(
         start, facts = _restore(state, method, optimizers, total)
         if isinstance(batches, Streamed):
             _check_readers(facts, settings, ranks)
-        say(f"The run goes on after {start:,} of its {total:,} steps.")
+        say(f"The run resumes after {start:,} of its {total:,} steps.")
     best = best_of(experiment, settings, ranks, state)
     if ranks.first:
         folder.rewind(start - 1)
@@ -143,7 +143,7 @@ def fit(
                 cause = stops[0] if stops else "a signal to another rank"
                 raise Interrupted(
                     f"stopped by {cause} after step {step + 1} of {total}. The checkpoint is "
-                    "written: the same command goes on from there."
+                    "written: the same command resumes from there."
                 )
             if (step + 1) % settings.checkpoint_every == 0 and not last:
                 checkpoint(step + 1)
@@ -270,7 +270,7 @@ def _check_readers(facts: dict[str, Any], settings: TrainSettings, ranks: Ranks)
     before = facts.get("readers", now)
     if before != now:
         raise ValueError(
-            "Streamed shards are dealt out to ranks and workers, so a run goes on only with as "
+            "Streamed shards are dealt out to ranks and workers, so a run resumes only with as "
             f"many as it began with: {before[0]} rank(s) and --workers={before[1]} each, not "
             f"{now[0]} and {now[1]}. Use these, or shards on a local disk, which any number reads."
         )

@@ -206,7 +206,7 @@ class Ranks(Split):
             raise LostContact(
                 f"rank {self.rank} of {self.count} has lost contact with another rank, which has "
                 f"ended or was killed ({_reason(error)}). The last checkpoint is kept: the same "
-                "command goes on from there, on any number of ranks."
+                "command resumes from there, on any number of ranks."
             ) from None
 
 

@@ -34,7 +34,7 @@ def main(
 ) -> None:
     """Flags in, a table out; a user's mistake ends in one line and a non-zero exit code."""
     script = Path(sys.argv[0]).stem
-    with one_line_errors(script, "The same command goes on from the last checkpoint."):
+    with one_line_errors(script, "The same command resumes from the last checkpoint."):
         config = parse(config_class, description=description)
         folder = run_path(config, script=script, out=config.out, study=config.study)
         with speaking(work=config.progress):

@@ -125,7 +125,7 @@ class TrainSettings:
     """Where data with a name lie (cifar10-shards, flickr8k-128, scifact ...: docs/data.md);
     default: OFFSPHERE_DATA, else the user's cache."""
     resume: bool = where(True)
-    """Go on with a run that was cut. --no-resume moves its folder aside and starts anew."""
+    """Resume a run that was cut. --no-resume moves its folder aside and starts anew."""
     loggers: tuple[Literal["tensorboard", "wandb"], ...] = where(())
     """Further loggers beside steps.jsonl (extra `loggers`)."""
     progress: bool = where(True)

@@ -110,7 +110,7 @@ def _wandb(settings: TrainSettings, folder: RunFolder, _start: int) -> Iterator[
         import wandb  # pyright: ignore
     except ImportError:
         raise _missing("wandb") from None
-    # The id is the folder's name, so that a resumed run goes on in the same W&B run.
+    # The id is the folder's name, so that a resumed run continues the same W&B run.
     name = folder.path.name
     with wandb.init(
         project="offsphere", id=name, name=name, config=to_dict(settings), resume="allow"

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offsphere.evaluation.geometry import unit
-from offsphere.evaluation.knn import knn, score_scale, vote
+from offsphere.evaluation.knn import knn, spread_ratio, vote
 
 
 def blobs(n: int, d: int = 16, classes: int = 5, spread: float = 1.5, seed: int = 0):
@@ -103,9 +103,9 @@ def test_vote_by_hand():
 
 def test_scale_of_equal_norms_is_the_norm():
     train = unit(TRAIN) * 7
-    assert float(score_scale(train, 20, 0.0)) == pytest.approx(7, rel=1e-4)
-    assert float(score_scale(train, 20, 0.5)) == pytest.approx(7**0.5, rel=1e-4)
-    assert score_scale(train, 20, 1.0) == 1
+    assert float(spread_ratio(train, 20, 0.0)) == pytest.approx(7, rel=1e-4)
+    assert float(spread_ratio(train, 20, 0.5)) == pytest.approx(7**0.5, rel=1e-4)
+    assert spread_ratio(train, 20, 1.0) == 1
 
 
 def test_collapsed_features_give_a_finite_vote():

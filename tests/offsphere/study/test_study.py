@@ -351,7 +351,7 @@ def test_a_stopped_study_says_how_to_go_on_and_does(launch, tmp_path: Path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "To go on: offsphere study example.yaml --workers=2 --out=here\n" in errors
+    assert "To resume: offsphere study example.yaml --workers=2 --out=here\n" in errors
     rows = read_runs(tmp_path / "here/example/runs.csv")
     assert "cut" in set(rows["status"])
     code, output, _ = launch.run("example.yaml", "--workers=2", "--out=here")

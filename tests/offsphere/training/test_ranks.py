@@ -597,7 +597,7 @@ def test_a_killed_rank_ends_the_job_with_a_message_and_the_run_goes_on(launched,
     assert time.monotonic() - begin < 60
     (line,) = launched.said(0).splitlines()
     assert line.startswith("train_simclr: rank 0 of 2 has lost contact with another rank")
-    assert line.endswith("the same command goes on from there, on any number of ranks.")
+    assert line.endswith("the same command resumes from there, on any number of ranks.")
     assert only_run(out).metrics() == {}
     step = torch.load(only_run(out).checkpoint / "last.pt", weights_only=True)["step"]
     launched.start("script", 2, script, *flags(out, 400), often)
