@@ -180,7 +180,8 @@ def _npy(path: Path, name: str | None) -> Vectors:
     def blocks(rows: int) -> Iterator[np.ndarray]:
         # Mapped anew for each block: pages of a mapping count as this process's memory.
         for start in range(0, height, rows):
-            yield np.load(path, mmap_mode="r", allow_pickle=False)[start : start + rows]
+            mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+            yield np.array(mapped[start : start + rows])
 
     height, width = array.shape
     return Vectors(str(path), height, width, blocks, lambda: _lines_beside(path))
