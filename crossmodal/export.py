@@ -1,7 +1,4 @@
-"""A run's towers as a checkpoint that open_clip, and clip-benchmark's own command, can load.
-
-    offsphere export --run=results/train_clip/cosine-seed0-1a2b3c4d --out=my_clip
-    clip_benchmark eval --model=local-dir:my_clip --pretrained= --dataset=...
+"""An image-text run's towers for use elsewhere: open_clip, MTEB, or points for the atlas.
 
 open_clip and clip-benchmark always score with cosines. For another cell that is not the score the
 model was trained with, so it is refused unless --as-cosine says that this is what is wanted.
@@ -9,60 +6,120 @@ model was trained with, so it is refused unless --as-cosine says that this is wh
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import open_clip
+import torch
+from safetensors.torch import save_file
+from torchvision.transforms.v2.functional import to_pil_image
+
+from crossmodal.captions import Captioned
+from crossmodal.evaluate import embed, retrieved
 from crossmodal.settings import MODELS
-from offsphere.run.command import one_line_errors
-from offsphere.run.config import parse
-from offsphere.run.files import atomic_write
-from offsphere.run.record import find_run, write_json
+from crossmodal.splits import load_splits
+from crossmodal.subjects import Trained, load_run
+from offsphere.cells import shrink
+from offsphere.encoders.clip import registered_name
+from offsphere.evaluation.geometry import top_items
+from offsphere.export.atlas import NEAR, Points, check_file, times_found, write_points
+from offsphere.export.card import Licence, model_card
+from offsphere.export.forms import check_packages, write_form
+from offsphere.run.files import whole_folder
+from offsphere.run.record import RunFolder, write_json
+from offsphere.run.scripts import Export
+from offsphere.training.checkpoint import load_checkpoint
+from offsphere.training.run import scored_exponents
 
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
+SIDES = ("image", "text")
+FIGURES = {
+    f"{when}/{way}_r1{suffix}": f"R@1, {words}{said}"
+    for when, suffix, said in (
+        ("test", "", ""),
+        ("untrained", "", ", untrained"),
+        ("test", "_scored_cosine", ", if scored with cosine"),
+        ("test", "_scored_dot", ", if scored with dot"),
+    )
+    for way, words in (("i2t", "image to text"), ("t2i", "text to image"))
+}
 
 
-@dataclass(frozen=True)
-class Config:
-    run: str
-    """The folder of a run of train_clip.py, or the beginning of its name."""
-    out: str
-    """The folder to write: open_clip_config.json and open_clip_model.safetensors."""
-    as_cosine: bool = False
-    """Export a cell other than cosine too, although its readers will score it as cosine."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "run", find_run(self.run))
+def export(asked: Export) -> str:
+    """Write what is asked for, and say how it is used."""
+    forms = {"open_clip": _open_clip, "mteb": _mteb, "atlas": _atlas}
+    return write_form(asked, forms, "an image-text run")
 
 
-def run(config: Config) -> Path:
-    """Write the folder that `local-dir:` names, and return it."""
-    import open_clip
-    import torch
-    from safetensors.torch import save
+def _open_clip(asked: Export) -> str:
+    trained = load_run(asked.run)
+    _check_towers(asked.run, trained)
+    cost = _cost(asked.run, trained) if trained.exponents != (1.0, 1.0) else ""
+    if cost and not asked.as_cosine:
+        raise ValueError(
+            f"{asked.run} was trained with the cell {trained.settings.cell}, but open_clip and "
+            f"clip-benchmark score with cosines, which loses what its magnitudes say{cost}. Keep "
+            "the cell with --as=mteb, measure it with crossmodal/benchmark.py --run, or export it "
+            "with --as-cosine all the same."
+        )
+    with whole_folder(asked.out) as folder:
+        _save(asked.run, trained, folder)
+    said = f" Scored with cosines{cost}." if cost else ""
+    load = f"open_clip.create_model('local-dir:{asked.out}') loads it."
+    return f"{asked.out}: {CONFIG}, {WEIGHTS}; {load}{said}"
 
-    from crossmodal.subjects import load_run
-    from offsphere.encoders.clip import registered_name
-    from offsphere.training.checkpoint import load_checkpoint
 
-    trained, out = load_run(Path(config.run)), Path(config.out)
+def _mteb(asked: Export) -> str:
+    check_packages("mteb", "mteb")
+    from offsphere.export.mteb_model import USE, write_cell
+
+    trained = load_run(asked.run)
+    _check_towers(asked.run, trained)
+    use = USE.format(out=asked.out)
+    with whole_folder(asked.out) as folder:
+        _save(asked.run, trained, folder)
+        exponents = scored_exponents(trained.settings, trained.exponents)
+        write_cell(folder, asked.run.name, SIDES, exponents)
+        card = model_card(
+            RunFolder(asked.run),
+            trained.settings,
+            exponents,
+            title=f"{trained.settings.model}, {trained.settings.cell}",
+            library="open_clip",
+            licence=Licence("unknown", "what the settings below say"),
+            sides=SIDES,
+            use=use,
+            figures=FIGURES,
+        )
+        (folder / "README.md").write_text(card)
+    return f"{asked.out}: a model for MTEB.\n\n{use}"
+
+
+def _check_towers(run: Path, trained: Trained) -> None:
     if trained.towers.frozen is not None:
         raise ValueError(
-            f"{config.run} has the frozen image tower {trained.settings.image_tower}, which "
+            f"{run} has the frozen image tower {trained.settings.image_tower}, which "
             "open_clip cannot hold: measure it with crossmodal/benchmark.py --run instead."
         )
-    if trained.exponents != (1.0, 1.0) and not config.as_cosine:
-        raise ValueError(
-            f"{config.run} was trained with the cell {trained.settings.cell}, but open_clip and "
-            "clip-benchmark score with cosines, which loses what its magnitudes say. Measure it "
-            "with crossmodal/benchmark.py --run, or export it with --as-cosine all the same."
-        )
-    if out.exists() and any(out.iterdir()):
-        raise FileExistsError(f"{out} is not empty: choose another --out.")
+
+
+def _cost(run: Path, trained: Trained) -> str:
+    """What scoring with cosines does to the run's own figures, as far as it has them."""
+    metrics = RunFolder(run).metrics()
+    pairs = [
+        (words, metrics.get(f"test/{way}_r1"), metrics.get(f"test/{way}_r1_scored_cosine"))
+        for way, words in (("i2t", "image to text"), ("t2i", "text to image"))
+    ]
+    known = [f"{words} R@1 {own:.3f} becomes {cosine:.3f}" for words, own, cosine in pairs if own]
+    return f" ({', '.join(known)})" if known else f", and not with {trained.settings.cell}"
+
+
+def _save(run: Path, trained: Trained, folder: Path) -> None:
+    """The files that `local-dir:` names."""
     model = trained.towers.model
-    state = load_checkpoint(Path(config.run) / "checkpoint")
+    state = load_checkpoint(run / "checkpoint")
     scale = torch.tensor(-math.log(trained.settings.temperature))
     if state is not None:
         objective = {k: state["method"][f"objective.{k}"] for k in ("log_scale", "ratio")}
@@ -78,22 +135,55 @@ def run(config: Config) -> Path:
         "interpolation": "bilinear",
         "resize_mode": "shortest",
     }
-    out.mkdir(parents=True, exist_ok=True)
-    content = save({key: x.contiguous() for key, x in model.state_dict().items()})
-    atomic_write(out / WEIGHTS, lambda file: file.write(content))
+    save_file({key: x.contiguous() for key, x in model.state_dict().items()}, folder / WEIGHTS)
     write_json(
-        out / CONFIG, {"model_cfg": {**facts, "vision_cfg": vision}, "preprocess_cfg": preprocess}
+        folder / CONFIG,
+        {"model_cfg": {**facts, "vision_cfg": vision}, "preprocess_cfg": preprocess},
     )
-    return out
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Flags in, a folder out."""
-    with one_line_errors("offsphere export", "Nothing was written."):
-        config = parse(Config, argv, description=__doc__, name="offsphere export")
-        out = run(config)
-        print(f"{out}: {CONFIG}, {WEIGHTS}; open_clip.create_model('local-dir:{out}') loads it.")
+def _atlas(asked: Export) -> str:
+    check_file(asked.out)
+    trained = load_run(asked.run)
+    towers, settings = trained.towers, trained.settings
+    exponents = scored_exponents(settings, trained.exponents)
+    data = load_splits(settings, towers.image_size, frozen=towers.frozen is not None).test
+    found = embed(towers, data)
+    hits = retrieved(found, {"": exponents})[""].outcomes
+    images, texts = (
+        shrink(x, g) for x, g in zip((found.images, found.texts), exponents, strict=True)
+    )
+    keys = data.keys or tuple(map(str, range(len(data))))
+    owner = found.owner.tolist()
+    asked_texts = [text for texts in data.captions for text in texts[: data.queries]]
+    near_texts = top_items(images, texts, min(NEAR, len(texts)))[1]
+    near_images = top_items(texts, images, min(NEAR, len(images)))[1]
+    sides = (
+        Points(
+            "image",
+            keys,
+            [texts[0] for texts in data.captions],
+            found.images,
+            hits["i2t_hit1"] > 0.5,
+            times_found(near_images, len(images)),
+            _png(data),
+        ),
+        Points(
+            "text",
+            [f"{keys[image]}#{row}" for row, image in enumerate(owner)],
+            asked_texts,
+            found.texts,
+            hits["t2i_hit1"] > 0.5,
+            times_found(near_texts, len(texts)),
+        ),
+    )
+    return write_points(asked.out, sides)
 
 
-if __name__ == "__main__":
-    main()
+def _png(data: Captioned) -> list[bytes]:
+    found = []
+    for row in range(len(data)):
+        file = io.BytesIO()
+        to_pil_image(data.batch(torch.tensor([row]))[0]).save(file, "png")
+        found.append(file.getvalue())
+    return found

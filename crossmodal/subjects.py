@@ -16,7 +16,6 @@ from crossmodal.captions import EMOJI_STYLES, Captioned
 from crossmodal.evaluate import encode_pictures, encode_texts
 from crossmodal.experiment import build_towers
 from crossmodal.settings import MODELS, ClipSettings
-from crossmodal.train_clip import Config
 from offsphere.encoders.clip import ClipTowers, quiet_open_clip, registered_name
 from offsphere.encoders.weights import fingerprint, why
 from offsphere.evaluation.retrieval import Exponents
@@ -79,7 +78,7 @@ class Trained(NamedTuple):
 
 def load_run(path: Path) -> Trained:
     """The towers of a run of train_clip.py, finished or cut."""
-    folder, settings = read_run(path, {"train_clip": Config})
+    folder, settings = read_run(path, {"train_clip": ClipSettings})
     weights = read_weights(folder, settings, "towers", "crossmodal/train_clip.py")
     towers = build_towers(settings, load_pretrained=False)
     try:

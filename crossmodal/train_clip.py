@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from crossmodal.experiment import ClipExperiment
     from offsphere.data.splits import Handed
     from offsphere.run.record import RunFolder
+    from offsphere.run.scripts import Export
 
 SIDES = (
     "Left is the image, right the text. {} In scoring the image is the query of i2t, the text that "
@@ -63,6 +64,13 @@ def run(config: Config, data: Handed | None = None) -> dict[str, object]:
     from offsphere.training.run import train_run
 
     return train_run(config, "train_clip", make, data)
+
+
+def export(asked: Export) -> str:
+    """Write a run's towers in another form."""
+    from crossmodal.export import export
+
+    return export(asked)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@
     offsphere claims                                    each published claim and what we measured
     offsphere compare runs.csv --arm=method ...         anybody's runs: which method is better?
     offsphere audit --model=... --pretrained=...        does magnitude carry information in a model?
-    offsphere export --run=... --out=...                a run's towers as an open_clip checkpoint
+    offsphere export --run=... --out=...                a run's model for use elsewhere
+    offsphere lift --documents=... --out=...            dot's order in a store of cosines or L2
     offsphere shards make --source=... --out=...        tar shards and their manifest
     offsphere doctor train_simclr --norm=group          are ranks, micro-batches, resumes exact?
 
@@ -30,8 +31,8 @@ from offsphere.run.scripts import Script
 def _script(module: str) -> Script:
     found = importlib.import_module(module)
     path = f"{module.replace('.', '/')}.py"
-    make, task = (getattr(found, name, None) for name in ("make", "TASK"))  # a lab has none
-    return Script(path, found.Config, found.run, make, task)
+    more = (getattr(found, name, None) for name in ("make", "TASK", "export"))  # a lab has none
+    return Script(path, found.Config, found.run, *more)
 
 
 SCRIPTS: dict[str, Callable[[], Script]] = {
@@ -58,12 +59,13 @@ COMMANDS = {
     "claims": "offsphere.analysis.claims",
     "compare": "offsphere.analysis.compare",
     "audit": "crossmodal.audit",
-    "export": "crossmodal.export",
+    "export": "offsphere.export.command",
+    "lift": "offsphere.export.lift",
     "shards": "crossmodal.shards",
     "doctor": "offsphere.training.doctor",
 }
 """The module whose `main(argv)` a command is."""
-WITH_SCRIPTS = ("study", "reproduce", "doctor")
+WITH_SCRIPTS = ("study", "reproduce", "doctor", "export")
 """Their `main` takes the scripts too, which it may not import itself."""
 
 

@@ -7,7 +7,6 @@ import fnmatch
 import importlib.metadata
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -136,15 +135,6 @@ def test_what_looks_like_a_script_is_one(file):
         required = len(mains[0].args.args) - len(mains[0].args.defaults)
         assert guarded
         assert required == 0
-
-
-def test_export_runs_as_a_file():
-    command = [sys.executable, str(ROOT / "crossmodal" / "export.py"), "--run=/nowhere"]
-    done = subprocess.run([*command, "--out=/nowhere"], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr.startswith("offsphere export: error: ")
-    assert "/nowhere" in done.stderr
-    assert done.stderr.count("\n") == 1
 
 
 def test_a_wheel_holds_every_file_that_the_code_reads():

@@ -21,6 +21,7 @@ from text.settings import RETRIEVAL_COLUMNS, RetrievalSettings
 if TYPE_CHECKING:
     from offsphere.data.splits import Handed
     from offsphere.run.record import RunFolder
+    from offsphere.run.scripts import Export
     from text.experiment import RetrievalExperiment
 
 SIDES = {
@@ -69,6 +70,13 @@ def run(config: Config, data: Handed | None = None) -> dict[str, object]:
     from offsphere.training.run import train_run
 
     return train_run(config, "train_retrieval", make, data)
+
+
+def export(asked: Export) -> str:
+    """Write a run's model in another form."""
+    from text.export import export
+
+    return export(asked)
 
 
 if __name__ == "__main__":

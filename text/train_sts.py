@@ -18,6 +18,7 @@ from text.settings import STS_COLUMNS, StsSettings
 if TYPE_CHECKING:
     from offsphere.data.splits import Handed
     from offsphere.run.record import RunFolder
+    from offsphere.run.scripts import Export
     from text.experiment import SentenceExperiment
 
 TASK = Task(
@@ -45,6 +46,13 @@ def run(config: Config, data: Handed | None = None) -> dict[str, object]:
     from offsphere.training.run import train_run
 
     return train_run(config, "train_sts", make, data)
+
+
+def export(asked: Export) -> str:
+    """Write a run's model in another form."""
+    from text.export import export
+
+    return export(asked)
 
 
 if __name__ == "__main__":

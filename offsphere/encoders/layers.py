@@ -79,6 +79,14 @@ def cut(encoder: HuggingFaceEncoder, top: int) -> tuple[HuggingFaceEncoder, TopL
     return frozen.requires_grad_(False).eval(), TopLayers(upper, encoder.pooling)
 
 
+def joined(encoder: HuggingFaceEncoder, upper: TopLayers) -> HuggingFaceEncoder:
+    """The encoder with these in the place of its last layers: what `cut` took apart."""
+    backbone = copy.deepcopy(encoder.backbone)
+    trained = copy.deepcopy(upper.backbone.encoder.layer)
+    backbone.encoder.layer = nn.ModuleList([*backbone.encoder.layer[: -len(trained)], *trained])
+    return HuggingFaceEncoder(backbone, encoder.tokenizer, encoder.pooling)
+
+
 def redraw(encoder: HuggingFaceEncoder, count: int, generator: torch.Generator) -> None:
     """Draw the last `count` layers anew, as BERT's start."""
     layers = layers_of(encoder)

@@ -84,6 +84,7 @@ class ScratchEncoder(nn.Module):
         if width % heads:
             raise ValueError(f"The width {width} must be a multiple of the {heads} heads.")
         self.features_dim, self.max_length = width, max_length
+        self._shape = {"width": width, "layers": layers, "heads": heads}
         self.embedding = nn.Embedding(VOCABULARY + 1, width, padding_idx=self.padding)
         self.positions = nn.Parameter(torch.randn(max_length, width) * 0.02)
         layer = nn.TransformerEncoderLayer(
@@ -100,6 +101,11 @@ class ScratchEncoder(nn.Module):
             for parameter in self.transformer.parameters():  # the layers are copies of one
                 if parameter.ndim > 1:
                     nn.init.xavier_uniform_(parameter)
+
+    def shape(self) -> dict[str, Any]:
+        """The arguments with which another encoder can take these weights."""
+        final_norm = self.transformer.norm is not None
+        return {**self._shape, "max_length": self.max_length, "final_norm": final_norm}
 
     def tokenize(self, texts: Sequence[str], max_length: int) -> Int[Tensor, "n t"]:
         """Numbers from 1 of the pieces, cut at `max_length`; a text without any is one space."""

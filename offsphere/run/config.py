@@ -402,6 +402,7 @@ def _collect(config_class: type[DataclassInstance], items: Iterable[Item]) -> Gi
     given: Given = {}
     for label, values, origin in items:
         name = label.removeprefix("--").replace("-", "_") if label.startswith("--") else label
+        name = f"{name}_" if f"{name}_" in kinds else name  # --as: a field cannot be called so
         if label.startswith("--no-") and not values and bool in kinds.get(name[3:], ()):
             name, values = name[3:], ["false"]
         try:
@@ -452,7 +453,7 @@ def _is_number(value: str, leaves: Sequence[Any]) -> bool:
 
 
 def _flags(names: Iterable[str]) -> list[str]:
-    return [f"--{name.replace('_', '-')}" for name in names]
+    return [f"--{name.rstrip('_').replace('_', '-')}" for name in names]
 
 
 def _read(file: str | Path) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -40,6 +42,25 @@ def atomic_write(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill, which takes its place at `out` when all went well; else nothing is left.
+
+    `out` must not be there yet, or be empty.
+    """
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise FileExistsError(f"{out} is not empty: choose another --out.")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    made = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    made.mkdir()
+    try:
+        yield made
+        made.replace(out)  # an empty folder is replaced too
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
 
 
 def cache_directory() -> Path | None:

@@ -68,7 +68,7 @@ def _entry(config_class: type, name: str) -> str:
     """One flag: its name and value, what it is for, and its default."""
     field = next(f for f in dataclasses.fields(config_class) if f.name == name)
     hint = get_type_hints(config_class)[name]
-    flag, default = name.replace("_", "-"), default_of(field)
+    flag, default = name.rstrip("_").replace("_", "-"), default_of(field)
     head = f"  --{flag}" + ("" if hint is bool else f"={_value(hint)}")
     if hint is bool and default is True:
         head = f"  --no-{flag}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 
@@ -32,6 +33,16 @@ class Task:
     """The first one whose `when` a run's settings meet is the run's, else the last."""
 
 
+class Export(NamedTuple):
+    """What `offsphere export` asks of a script."""
+
+    run: Path
+    form: str
+    """What --as says; auto: the form in which a script's models usually leave."""
+    out: Path
+    as_cosine: bool
+
+
 class Script(NamedTuple):
     """A script that a study can run."""
 
@@ -42,6 +53,8 @@ class Script(NamedTuple):
     make: Callable[..., Any] | None = None
     """How a training script makes its experiment (see offsphere.training.run.Make)."""
     task: Task | None = None
+    export: Callable[[Export], str] | None = None
+    """Writes a run's model in another form, and says what to do with it."""
 
 
 Scripts = Mapping[str, Callable[[], Script]]

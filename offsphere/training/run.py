@@ -122,15 +122,20 @@ def _open(
     return opened[0], ended
 
 
-def read_run(path: Path, configs: Mapping[str, type[SettingsT]]) -> tuple[RunFolder, SettingsT]:
-    """A run of one of these scripts, or an error that says what the folder is instead."""
+def script_of(path: Path) -> tuple[RunFolder, str]:
+    """A run's folder and its script's name, or an error that says what the folder is instead."""
     if not (path / "config.yaml").is_file():
         existing(path)
         inside = sorted(file.parent for file in path.glob("**/config.yaml"))[:3]
         hint = f" Runs below it: {', '.join(map(str, inside))}." if inside else ""
         raise ValueError(f"{path} is not a run: it has no config.yaml.{hint}")
     folder = RunFolder(path)
-    script = str(folder.provenance().get("script", "an unknown script"))
+    return folder, str(folder.provenance().get("script", "an unknown script"))
+
+
+def read_run(path: Path, configs: Mapping[str, type[SettingsT]]) -> tuple[RunFolder, SettingsT]:
+    """A run of one of these scripts and its settings."""
+    folder, script = script_of(path)
     if script not in configs:
         raise ValueError(f"{path} is a run of {script}: expected one of {', '.join(configs)}.")
     return folder, load_yaml(configs[script], path / "config.yaml")
@@ -144,9 +149,11 @@ class Weights(NamedTuple):
     steps: int
 
 
-def read_weights(folder: RunFolder, settings: TrainSettings, module: str, script: str) -> Weights:
+def read_weights(
+    folder: RunFolder, settings: TrainSettings, module: str, script: str, file_name: str = ""
+) -> Weights:
     """What `<module>.safetensors` of a finished run holds, or what its last checkpoint keeps."""
-    file = folder.path / f"{module}.safetensors"
+    file = folder.path / (file_name or f"{module}.safetensors")
     if folder.state == "finished" and file.exists():
         metrics = folder.metrics()
         try:
@@ -217,6 +224,11 @@ def eval_exponents(settings: TrainSettings, objective: Objective) -> tuple[float
     """The exponents that score in evaluation: the eval cell's, or those trained so far."""
     cell = objective.cell if settings.eval_cell is None else Cell(settings.eval_cell)
     return cell.numbers()
+
+
+def scored_exponents(settings: TrainSettings, trained: tuple[float, float]) -> tuple[float, float]:
+    """`eval_exponents` of a run that is over, whose cell ended with these exponents."""
+    return trained if settings.eval_cell is None else Cell(settings.eval_cell).numbers()
 
 
 def save_tensors(path: Path, tensors: Tensors) -> None:
