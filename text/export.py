@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from offsphere.data.handed import refuse_named
+from offsphere.data.splits import refuse_named
 from offsphere.encoders.layers import TopLayers, joined
 from offsphere.encoders.text import HuggingFaceEncoder, TextEncoder
 from offsphere.evaluation.ranking import rank
