@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import subprocess
 import sys
 import warnings
@@ -346,6 +347,33 @@ def test_bad_input_is_refused_in_one_sentence(name):
         for temperature in (0.0, -1.0, torch.nan, torch.inf, 0):
             with pytest.raises(ValueError, match="temperature above 0"):
                 getattr(dropin, name)(temperature)
+
+
+@pytest.mark.parametrize("scale", ["fixed", "calibrated"])
+@pytest.mark.parametrize(
+    ("name", "loss", "bounds"),
+    [
+        ("ClipLoss", "info_nce", {(9.0,): 9.009, (torch.tensor(9.0),): math.inf}),
+        ("NTXentLoss", "nt_xent", {(): 1.001 / 0.5}),
+        ("DCLLoss", "dcl", {(): 1.001 / 0.1}),
+    ],
+)
+def test_the_largest_score_is_known_of_unit_rows_and_numbers(
+    monkeypatch, name, loss, bounds, scale
+):
+    found, function = [], getattr(losses, loss)
+
+    def noted(*sides, largest, **rest):
+        found.append(largest)
+        return function(*sides, largest=largest, **rest)
+
+    monkeypatch.setattr(losses, loss, noted)
+    a, b = pair()
+    for more, bound in bounds.items():
+        getattr(dropin, name)(scale=scale)(a, b, *more)
+        assert found.pop() == pytest.approx(bound, rel=1e-6)
+        getattr(dropin, name)(scale=scale, cell="qnorm")(a, b, *more)
+        assert found.pop() == math.inf
 
 
 def rank_gradients(rank, world, port):

@@ -1,12 +1,13 @@
 """The objective: what it composes, how it starts, what a checkpoint brings back."""
 
 import math
+from functools import wraps
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from offsphere import losses
+from offsphere import losses, streamed
 from offsphere.cells import CELLS, Cell, calibration_ratio, shrink
 from offsphere.names import LOSSES, VIEW_LOSSES
 from offsphere.objective import Objective
@@ -248,3 +249,53 @@ def test_sides_that_do_not_fit_are_refused(loss):
     ):
         with pytest.raises(ValueError, match=message):
             with_sides(a, b)
+
+
+def told(monkeypatch, loss):
+    """What losses are told of the scores' size."""
+    found, function = [], getattr(losses, loss)
+
+    @wraps(function)
+    def noted(*sides, largest, **rest):
+        found.append(largest)
+        return function(*sides, largest=largest, **rest)
+
+    monkeypatch.setattr(losses, loss, noted)
+    return found
+
+
+@pytest.mark.parametrize("loss", ["info_nce", "nt_xent", "moco_nce"])
+@pytest.mark.parametrize("scale", ["fixed", "calibrated"])
+def test_a_loss_is_told_the_largest_score_where_the_host_knows_it(monkeypatch, loss, scale):
+    found = told(monkeypatch, loss)
+    a, b, queue = views()
+    more = {"queue": queue} if loss == "moco_nce" else {}
+    known = {"cosine": 1.001 / 0.1, "dnorm": math.inf, "learnable": math.inf}
+    for cell, bound in known.items():
+        options = {"population": 50, "temperature": 0.1, "scale": scale}
+        for learned in (False, True):
+            objective = Objective(cell, loss, learnable_temperature=learned, **options)
+            objective(a, b, **more)
+            assert found.pop() == pytest.approx(math.inf if learned else bound, rel=1e-6)
+    objective = Objective("cosine", loss, **options)
+    other = Objective("cosine", loss, **options | {"temperature": 0.5})
+    other(a, b, **more)
+    objective.load_state_dict(other.state_dict())
+    objective(a, b, **more)
+    assert found.pop() == pytest.approx(1.001 / 0.5, rel=1e-6)
+
+
+def test_the_bound_holds_and_saves_the_search_for_a_maximum(monkeypatch):
+    """In strips, as on an accelerator: the same loss, and no row is searched."""
+    monkeypatch.setattr(streamed, "TILED_DEVICES", ())
+    a, b, _ = views(150)
+    value = Objective("cosine", "info_nce", population=50, temperature=0.03)(a, b)["loss"]
+    u, v = (F.normalize(x.double(), dim=1) for x in (a, b))
+    scores, labels = u @ v.T / 0.03, torch.arange(150)
+    expected = (F.cross_entropy(scores, labels) + F.cross_entropy(scores.T, labels)) / 2
+    torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=0)
+    amax, searched = torch.amax, []
+    monkeypatch.setattr(torch, "amax", lambda *x, **o: searched.append(x[1]) or amax(*x, **o))
+    for cell in ("cosine", "dot"):
+        Objective(cell, "info_nce", population=50, temperature=0.03, scale="fixed")(a, b)
+        assert searched == ([] if cell == "cosine" else [1, 0])
