@@ -50,7 +50,7 @@ PATIENCE = 100
 """Training calls after which exponents that nothing has changed belong to no optimizer."""
 
 
-class _DropIn(nn.Module):
+class DropIn(nn.Module):
     """What the four share: the cell, its scale, the variance term, GOR, the gathering of ranks."""
 
     ratio: Tensor
@@ -178,7 +178,7 @@ class _DropIn(nn.Module):
         return self.gor_weight * (one + other) / 2
 
 
-class ClipLoss(_DropIn):
+class ClipLoss(DropIn):
     """`open_clip.loss.ClipLoss` with a cell.
 
     With `local_loss` the value is that of this rank's rows, as in open_clip; without it, of the
@@ -236,7 +236,7 @@ class ClipLoss(_DropIn):
         return _named(loss + unseen, variance, gor, output_dict)
 
 
-class SigLipLoss(_DropIn):
+class SigLipLoss(DropIn):
     """`open_clip.loss.SigLipLoss` with a cell. `dist_impl` and `chunk_size` change nothing: ranks
     are gathered, and scores come in blocks of the loss's own, whatever the batch."""
 
@@ -281,7 +281,7 @@ class SigLipLoss(_DropIn):
         return _named(loss, self._variance(image, text), self._gor(image, text), output_dict)
 
 
-class NTXentLoss(_DropIn):
+class NTXentLoss(DropIn):
     """`lightly.loss.NTXentLoss` with a cell.
 
     The memory bank is a ring of the last raw keys, in the state dict, and starts, as lightly's,
@@ -349,7 +349,7 @@ class NTXentLoss(_DropIn):
         return loss
 
 
-class DCLLoss(_DropIn):
+class DCLLoss(DropIn):
     """`lightly.loss.DCLLoss` with a cell; `weight_fn(out0, out1)` weighs the positives (DCLW)."""
 
     def __init__(
@@ -459,7 +459,7 @@ def _check_lightly(temperature: float, gather_distributed: bool) -> None:
         )
 
 
-def _look_again(loss: _DropIn, _keys: object) -> None:
+def _look_again(loss: DropIn, _keys: object) -> None:
     """A loaded state may have been saved before its first batch."""
     loss._ready = loss._bank_scaled = False
 

@@ -214,7 +214,9 @@ def trainer_callback(telemetry: Telemetry, trainer: Any) -> Any:
     class NormTelemetry(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             if numbers := telemetry.read():
+                asked = control.should_log
                 trainer.log(numbers)
+                control.should_log = asked  # which a log takes back, and the loss with it
 
     return NormTelemetry()
 

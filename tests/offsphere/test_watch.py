@@ -129,7 +129,7 @@ def test_hugging_faces_own_trainer_has_them_in_its_log(tmp_path):
         save_strategy="no",
         disable_tqdm=True,
         remove_unused_columns=False,
-        logging_strategy="no",
+        logging_steps=5,
     )
     trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Pairs())
     trainer.add_callback(trainer_callback(telemetry, trainer))
@@ -138,6 +138,7 @@ def test_hugging_faces_own_trainer_has_them_in_its_log(tmp_path):
         trainer.train()
     logged = [row for row in trainer.state.log_history if "train/norm_left_mean" in row]
     assert [row["step"] for row in logged] == [1, 3, 5, 7, 9]
+    assert [row["step"] for row in trainer.state.log_history if "loss" in row] == [5, 10]
     for row in logged:
         for name, value in expected(model, row["step"] - 1).items():
             assert row[name] == pytest.approx(value, rel=1e-6), name
