@@ -26,6 +26,7 @@ from offsphere.data.shards import existing
 from offsphere.data.splits import carve, parts_of_split, split_of
 from offsphere.names import unknown
 from offsphere.run.catalog import KNOWN
+from offsphere.run.files import read_utf8
 
 if TYPE_CHECKING:
     from offsphere.data.bad import BadSamples
@@ -330,11 +331,7 @@ def _folder_captions(path: Path, bad: BadSamples) -> dict[str, tuple[str, ...]]:
 def read_tokens(path: Path, bad: BadSamples) -> dict[str, tuple[str, ...]]:
     """The captions of each image of a Flickr token file: 'name.jpg#0', a tab, the caption."""
     captions: dict[str, list[str]] = defaultdict(list)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8: {error}.") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_utf8(path).splitlines(), 1):
         place, _, caption = line.partition("\t")
         name, hash_sign, _ = place.rpartition("#")
         if hash_sign and caption.strip():

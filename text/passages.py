@@ -22,6 +22,7 @@ from offsphere.data.bad import BadSamples, first_few
 from offsphere.data.splits import PARTS, hash_share, in_validation, split_of
 from offsphere.names import unknown
 from offsphere.run.catalog import KNOWN, resolve
+from offsphere.run.files import read_utf8
 from text.docstrings import distinct, package_docstrings
 
 NAMED = tuple(name for name, known in KNOWN.items() if known.kind in ("beir", "captions"))
@@ -214,7 +215,7 @@ def _qrels(file: Path, queries: Numbers, documents: Numbers, bad: BadSamples) ->
     grades: Grades = {}
     lost_queries: dict[str, None] = {}  # ordered, each id once
     lost_documents: dict[str, None] = {}
-    for line, text in enumerate(_lines(file), 1):
+    for line, text in enumerate(read_utf8(file).split("\n"), 1):
         cells = text.split("\t")
         score = re.fullmatch(r"-?\d+", cells[2].strip()) if len(cells) == 3 else None
         if score is None:
@@ -240,7 +241,8 @@ def _qrels(file: Path, queries: Numbers, documents: Numbers, bad: BadSamples) ->
 
 
 def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(_lines(file), 1):
+    # Not splitlines: a string in JSON may hold any other line separator as it is.
+    for number, line in enumerate(read_utf8(file).split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -275,21 +277,6 @@ def _is_text(row: dict[str, Any]) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _lines(file: Path) -> list[str]:
-    """The lines of a file; JSON's texts may hold any other line separator as it is."""
-    try:
-        return file.read_bytes().decode("utf-8-sig").split("\n")
-    except OSError as error:
-        raise OSError(
-            f"{file} cannot be read ({error.strerror}): BEIR's layout needs it."
-        ) from None
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{file} is not UTF-8 (byte {error.start:,} is {error.object[error.start]:#x}): "
-            "convert it, for instance with iconv -t UTF-8."
-        ) from None
 
 
 def _check_unique(file: Path, ids: list[str]) -> None:
@@ -343,11 +330,7 @@ def question_of(picture: str, captions: list[int]) -> int:
 
 def _pictures(file: Path) -> Iterator[tuple[int, list[str]]]:
     """(line, the different captions that are not empty) of each picture."""
-    try:
-        lines = file.read_bytes().decode("utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise OSError(f"{file} cannot be read as UTF-8: {error}") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_utf8(file).split("\n"), 1):
         if not line.strip():
             continue
         try:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 from offsphere.data.bad import LEAVE_IT_OUT, BadSamples
 from offsphere.data.cache import cache_file, keep, keep_arrays, kept_arrays, kept_string
 from offsphere.run.addresses import check_address, fetch_beside, keep_secret, public, real
+from offsphere.run.files import read_utf8
 from offsphere.run.record import write_json
 
 if TYPE_CHECKING:
@@ -399,13 +400,7 @@ def class_names(folder: Path, highest: int) -> tuple[str, ...]:
     file = folder / "classnames.txt"
     if not file.exists():
         return tuple(str(label) for label in range(highest + 1))
-    try:
-        lines = file.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{file} is not UTF-8 ({error}): expected one class name per line."
-        ) from None
-    classes = tuple(name.strip() for name in lines if name.strip())
+    classes = tuple(name.strip() for name in read_utf8(file).split("\n") if name.strip())
     if len(classes) <= highest:
         raise ValueError(
             f"{file} names {len(classes)} classes, but the shards hold class index {highest}."

@@ -21,7 +21,7 @@ import numpy as np
 
 from offsphere.data.bad import first_few
 from offsphere.names import unknown
-from offsphere.run.files import atomic_write
+from offsphere.run.files import atomic_write, read_utf8
 
 FORMATS = (".npy", ".safetensors", ".parquet", ".jsonl")
 ID_NAMES = ("id", "_id")
@@ -333,10 +333,7 @@ def _lines_beside(path: Path) -> list[str] | None:
     file = ids_file(path)
     if not file.is_file():
         return None
-    try:
-        found = file.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError:
-        raise ValueError(f"{file} is not UTF-8: expected an id per line.") from None
+    found = read_utf8(file).split("\n")
     lines = found[:-1] if found[-1] == "" else found
     return [_id(file, f"line {number}", x.strip()) for number, x in enumerate(lines, 1)]
 

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, locks, and where the user's cache is. Imports no torch."""
+"""Files: read as UTF-8, written whole or not at all, locked; the user's cache. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,6 +19,19 @@ except ImportError:  # the first thing that a script or `offsphere` imports and 
     ) from None
 
 _locks: set[int] = set()
+
+
+def read_utf8(file: Path) -> str:
+    """What somebody's file says, its line ends as they are; another encoding is named."""
+    try:
+        return file.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise OSError(f"{file} cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{file} is not UTF-8 (byte {error.start:,} is {error.object[error.start]:#x}): "
+            "convert it, for instance with iconv -t UTF-8."
+        ) from None
 
 
 def atomic_write(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
