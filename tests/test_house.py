@@ -15,17 +15,12 @@ PRODUCT = ("offsphere", *LANES)
 LONGEST_FILE, MOST_JAVASCRIPT = 500, 200
 CROSS_CUTTING = {
     "offsphere/analysis/test_page_in_browser": "the report in Chromium",
-    "offsphere/analysis/test_study_page": "the page of one study, from the command",
-    "offsphere/encoders/test_encoders": "what all encoders share: raw vectors, one width",
-    "offsphere/study/test_faults": "studies whose runs fail, hang or are killed",
     "offsphere/study/test_ready": "what a study looks at before its first run",
     "offsphere/study/test_shipped": "configs/studies as they are shipped",
-    "offsphere/study/test_study": "`offsphere study`, from the file to the table",
     "offsphere/test_dropin_trainer": "dropin.py inside open_clip's own trainer",
     "offsphere/test_groups": "groups of negatives in losses, terms and calibration",
     "offsphere/test_refusals": "what the core refuses, and in which words",
     "test_cell_and_loss": "a new cell and a new loss, from training to the page",
-    "test_cli": "cli.py, from outside",
     "test_command_cases": "every command, right and wrong",
     "test_examples": "examples/",
     "test_house": "this file",
@@ -35,18 +30,12 @@ CROSS_CUTTING = {
     "test_recipes": "configs/",
     "test_results": "results/ as committed",
     "test_words": "the English of messages and documents",
-    "test_usage": "mistakes on the command line of `offsphere`",
     "text/test_captions": "captions as a symmetric task, from the folder to the metrics",
-    "text/test_encoders": "the text encoders in training",
-    "text/test_retrieval": "train_retrieval.py, from flags to metrics",
     "text/test_scifact": "a public collection, scored beside trec_eval",
     "text/test_text_recipes": "configs/ of text",
     "theory/test_cell_propositions": "the papers' propositions on cells",
     "vision/test_bad_input": "what the vision scripts refuse",
-    "vision/test_moco_reference": "train_moco.py beside a slow reference",
     "vision/test_recipes": "configs/paper beside the papers' own numbers",
-    "vision/test_training": "train_simclr.py and train_moco.py, whole",
-    "vision/test_view_norm": "--view-norm beside a slow reference",
 }
 """Tests of more than one module: what each is about, because no module has its name."""
 

@@ -17,8 +17,8 @@ from offsphere.run.config import parse, to_yaml
 from offsphere.run.record import RunFolder
 from offsphere.study.command import study_command
 from offsphere.study.plan import load_study
-from offsphere.training import script
-from vision import splits, train_simclr
+from offsphere.training import images, script
+from vision import train_simclr
 
 ROOT = Path(__file__).parents[3]
 STUDIES = sorted((ROOT / "configs" / "studies").glob("*.yaml"))
@@ -213,7 +213,7 @@ def test_data_that_changed_since_a_run_ended_are_refused(pictures: Path, capsys)
     assert train_simclr.run(config) == metrics
     pixels = np.asarray(Image.open(picture)) // 2
     Image.fromarray(pixels).save(picture)
-    splits.kept_images.cache_clear()
+    images.kept_images.cache_clear()
     with pytest.raises(
         ValueError, match=f"made with other data: train was folder:mine {before} and "
     ):
