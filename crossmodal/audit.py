@@ -1,25 +1,18 @@
-"""Does magnitude carry information in a model or in embeddings you already have? No training.
+"""`offsphere audit` of a run, an open_clip model or embeddings of pictures and texts.
 
     offsphere audit --run=results/train_clip/dot-seed0-1a2b3c4d
     offsphere audit --model=ViT-B-32 --pretrained=weights.pt --data='wds:test-*.tar'
     offsphere audit --embeddings=features.safetensors
 
-Norms, what they say about right and wrong answers, cosine against dot and one-sided scores, what
-post-hoc remedies change on examples they were not fitted on, and whether the text tower holds
-shared syntax for shared meaning; with a recommendation in plain words, one line first, as a table
-(results.csv), as audit.json and as a page, audit.html.
+Beside what every audit measures: whether the text tower holds shared syntax for shared meaning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from crossmodal import benchmark
-from offsphere.run.command import one_line_errors
-from offsphere.run.config import parse
-from offsphere.run.progress import speaking
 
 if TYPE_CHECKING:
     from offsphere.audit.report import Report
@@ -65,14 +58,3 @@ def measure(config: Config, found: benchmark.Benchmarked) -> Report:
     if config.probe and found.subject is not None:
         return add_probe(report, found.subject.encode_texts)
     return report
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Flags in, a recommendation out."""
-    with one_line_errors("offsphere audit", "Nothing was written."), speaking():
-        config = parse(Config, argv, description=__doc__, name="offsphere audit")
-        run(config)
-
-
-if __name__ == "__main__":
-    main()

@@ -6,7 +6,7 @@
     offsphere report                                    one web page of all studies in results/
     offsphere claims                                    each published claim and what we measured
     offsphere compare runs.csv --arm=method ...         anybody's runs: which method is better?
-    offsphere audit --model=... --pretrained=...        does magnitude carry information in a model?
+    offsphere audit --vectors ... (--encoder, --model)  dot or cosine, for what you already have?
     offsphere export --run=... --out=...                a run's model for use elsewhere
     offsphere lift --documents=... --out=...            dot's order in a store of cosines or L2
     offsphere shards make --source=... --out=...        tar shards and their manifest
@@ -58,15 +58,29 @@ COMMANDS = {
     "report": "offsphere.analysis.report",
     "claims": "offsphere.analysis.claims",
     "compare": "offsphere.analysis.compare",
-    "audit": "crossmodal.audit",
+    "audit": "offsphere.audit.command",
     "export": "offsphere.export.command",
     "lift": "offsphere.export.lift",
     "shards": "crossmodal.shards",
     "doctor": "offsphere.training.doctor",
 }
 """The module whose `main(argv)` a command is."""
-WITH_SCRIPTS = ("study", "reproduce", "doctor", "export")
-"""Their `main` takes the scripts too, which it may not import itself."""
+DOORS = {
+    "vectors": "offsphere.audit.vectors",
+    "encoder": "text.audit",
+    "model": "crossmodal.audit",
+    "run": "crossmodal.audit",
+    "embeddings": "crossmodal.audit",
+}
+"""What can be audited: the flag that names it, and the module that reads it."""
+HANDED = {
+    "study": SCRIPTS,
+    "reproduce": SCRIPTS,
+    "doctor": SCRIPTS,
+    "export": SCRIPTS,
+    "audit": DOORS,
+}
+"""What their `main` takes too, because it may not import the lanes itself."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -90,7 +104,7 @@ def _main(argv: Sequence[str]) -> None:
     if name == "shards":
         flags = _after_make(flags)
     command = importlib.import_module(COMMANDS[name])
-    command.main(flags, *([SCRIPTS] if name in WITH_SCRIPTS else []))
+    command.main(flags, *([HANDED[name]] if name in HANDED else []))
 
 
 def _after_make(words: list[str]) -> list[str]:

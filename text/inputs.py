@@ -67,14 +67,14 @@ def _pieces() -> Any:
     """MiniLM's tokenizer alone: BERT's word pieces."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(_folder_of("minilm"), local_files_only=True)
+    return AutoTokenizer.from_pretrained(folder_of("minilm"), local_files_only=True)
 
 
 def _pretrained(name: str, pooling: str) -> HuggingFaceEncoder:
-    return hugging_face_encoder(_folder_of(name), pooling)
+    return hugging_face_encoder(folder_of(name), pooling)
 
 
-def _folder_of(name: str) -> str:
+def folder_of(name: str) -> str:
     """Where the encoders with names of our own lie; other names stay as they are."""
     if name == "e5-small":
         return str(e5_small_folder())

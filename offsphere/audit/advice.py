@@ -117,7 +117,7 @@ def recommend(table: Table, direction: Direction, own: str) -> Advice:
     if not at_chance(found):
         rules = {
             "cell": _about_magnitude,
-            "relevance": _about_relevance,
+            "relevance": about_relevance,
             "leverage": _about_leverage,
             "confidence": _about_confidence,
             "hubs": _about_hubs,
@@ -222,7 +222,7 @@ def _about_magnitude(found: Evidence) -> Statement:
     )
 
 
-def _about_relevance(found: Evidence) -> Statement | None:
+def about_relevance(found: Evidence) -> Statement | None:
     """Rules for permuted norms: Cohen's d where some candidates are right for nobody, else the
     ranking by dot."""
     words, level = found.words, RULES.permutation_level
@@ -311,10 +311,11 @@ def _about_storage(found: Evidence) -> Statement | None:
         if found.own == cell or own is None:
             own = int8
     assert own is not None
-    return Statement(
-        "int8 is safe" if own.low > -RULES.margin else "int8 costs",
-        f"{'; '.join(told)} of {found.words.metric}.".capitalize(),
-    )
+    verdict: Verdict = "int8 costs" if own.high < 0 else "inconclusive"
+    if own.low > -RULES.margin:
+        verdict = "int8 is safe"
+    evidence = f"{'; '.join(told)} of {found.words.metric}."
+    return Statement(verdict, f"Storing the vectors smaller changes, by {evidence}")
 
 
 def _about_texts(found: Evidence) -> Statement | None:

@@ -51,7 +51,7 @@ class Curve:
 
     data: str
     direction: str
-    kind: Literal["norms", "right by norm"]
+    kind: Literal["norms", "norms by relevance", "right by norm"]
     name: str
     """Of the side that is counted, or asks."""
     x: tuple[float, ...]
@@ -93,7 +93,7 @@ def measure_sides(
             table.add(*place, "", metric, Estimate(value.item(), n=len(norms)))
         if side.texts is not None:
             measure_texts(place, name, norms, side.texts, table)
-        curves.append(Curve(*place, "norms", name, *_histogram(norms)))
+        curves.append(Curve(*place, "norms", name, *histogram(norms)))
     if len(sides) < 2 or pairs is None:
         return curves
     measured = geometry.modality_gap(*(side.vectors.double() for side in sides.values()))
@@ -103,7 +103,8 @@ def measure_sides(
     return curves
 
 
-def _histogram(norms: Float[Tensor, " n"]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def histogram(norms: Float[Tensor, " n"]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The edges of equal bins and how many norms each holds."""
     low, high = norms.min().item(), norms.max().item()
     if high - low <= 1e-6 * high:
         margin = 0.01 * high or 1.0

@@ -37,6 +37,13 @@ NULL_LEVEL = 0.99
 """Of the range that permuted norms give; outside of it norms are said to carry relevance."""
 
 
+class Norms(NamedTuple):
+    """The norms of some candidates under a name."""
+
+    name: str
+    values: Float[Tensor, " n"]
+
+
 class TextFacts(NamedTuple):
     """What the texts of a side are like, as the encoder got them."""
 
@@ -46,8 +53,11 @@ class TextFacts(NamedTuple):
     """Mean over a text's tokens of the logarithm of how often each comes on its side."""
 
 
-def measure_relevance(search: Search, how: How, table: Table) -> None:
-    """Add Cohen's d of right candidates against idle ones, and its null from permuted norms."""
+def measure_relevance(search: Search, how: How, table: Table) -> list[Norms]:
+    """Add Cohen's d of right candidates against idle ones, and its null from permuted norms.
+
+    Returned are the norms of either kind, for a chart.
+    """
     place, norms = search.direction.place, search.norms.numpy()
     pair_query, pair_item = search.pair_query.numpy(), search.pair_item.numpy()
     wanted, at = np.unique(pair_item, return_inverse=True)
@@ -57,7 +67,12 @@ def measure_relevance(search: Search, how: How, table: Table) -> None:
         idle = search.idle.numpy()
     pool = norms[np.concatenate([wanted, idle])]
     if min(len(wanted), len(idle)) < 2 or np.ptp(pool) <= 1e-6 * pool.max():
-        return
+        return []
+    what = search.direction.candidates
+    kinds = [
+        Norms(f"{what} that answers", torch.from_numpy(norms[wanted])),
+        Norms(f"{what} that answers nobody", torch.from_numpy(norms[idle])),
+    ]
     pool = pool - pool.mean()  # sums of squares lose no digits then
     apart = _Apart(pool)
     d = apart.d(np.arange(len(wanted)))
@@ -89,6 +104,7 @@ def measure_relevance(search: Search, how: How, table: Table) -> None:
     }
     for name, value in facts.items():
         table.add(*place, "", name, value)
+    return kinds
 
 
 class _Apart:

@@ -15,10 +15,12 @@ from offsphere.audit.page import page
 from offsphere.audit.report import Report
 from offsphere.audit.scoring import How
 from offsphere.audit.search import Direction
+from offsphere.audit.settings import AuditSettings
 from offsphere.audit.table import Problem, Table
 from offsphere.audit.words import percent, points, shown_remedies
+from offsphere.run.config import settings_hash, to_dict
 from offsphere.run.files import atomic_write
-from offsphere.run.record import write_json
+from offsphere.run.record import provenance, write_json
 
 
 def write_table(folder: Path, table: Table) -> None:
@@ -33,6 +35,16 @@ def write_report(folder: Path, report: Report) -> None:
     write_table(folder, report.table)
     write_json(folder / "audit.json", report.content())
     atomic_write(folder / "audit.html", lambda file: file.write(text.encode()))
+
+
+def finish(config: AuditSettings, report: Report) -> Path:
+    """Write a report below `--out`, with its settings and the machine, and show it."""
+    folder = Path(config.out) / "audit" / f"{slug(report.name)}-{settings_hash(config)}"
+    write_report(folder, report)
+    record = {"settings": to_dict(config), "trained_with": report.trained_with}
+    write_json(folder / "provenance.json", {**record, **report.how._asdict(), **provenance(None)})
+    show_report(report, folder)
+    return folder
 
 
 def show_report(report: Report, folder: Path) -> None:

@@ -5,6 +5,7 @@ What it says is read from the report's table; how it looks is in templates/audit
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from offsphere.audit.scoring import LEVEL
 from offsphere.audit.search import Direction
 from offsphere.audit.table import HALF
 from offsphere.audit.words import number, percent, points, shown_remedies
+from offsphere.estimate import Estimate
 from offsphere.page.charts import Chart, columns, drawn, scales
 from offsphere.page.engine import render
 from offsphere.page.looks import LEVEL_LOOKS
@@ -31,7 +33,10 @@ SIDE_COLUMNS = {
     "{}_mean_cosine": "mean cosine",
     "{}_mean_share": "share of the mean",
     "{}_top_share": "share of the top component",
+    "norm_{}_with_length": "norm with length",
+    "norm_{}_with_frequency": "norm with token frequency",
 }
+STORED = {"int8": "int8", "binary": "bits"}
 
 
 class Grid(NamedTuple):
@@ -65,10 +70,21 @@ def page(report: Report) -> str:
 def _data(report: Report, told: str, directions: Sequence[Direction]) -> dict[str, Any]:
     first, table = directions[0], report.table
     place, histograms = first.place, _curves(report, first, "norms")
+    shown = {
+        metric: title
+        for metric, title in SIDE_COLUMNS.items()
+        if any(table.get(*place, metric=metric.format(x.name)) for x in histograms)
+    }
     sides = [
-        [x.name, *(number(table.value(*place, metric=m.format(x.name))) for m in SIDE_COLUMNS)]
+        [x.name, *(number(table.value(*place, metric=m.format(x.name))) for m in shown)]
         for x in histograms
     ]
+    drawings = [_histogram(report, first, "norms", "Distribution of the norms")]
+    for words in directions:
+        if _curves(report, words, "norms by relevance"):
+            caption = f"{words.title}: norms of what answers, and of what answers nobody"
+            drawings.append(_histogram(report, words, "norms by relevance", caption))
+        drawings += [_right_by_norm(words, x) for x in _curves(report, words, "right by norm")]
     facts = {
         name: number(table.value(*place, metric=name))
         for name in ("gap", "gap_raw", "norm_ratio", "log_norm_cosine_correlation")
@@ -76,10 +92,10 @@ def _data(report: Report, told: str, directions: Sequence[Direction]) -> dict[st
     return {
         "name": first.data,
         "told": told,
-        "sides": Grid(["side", *SIDE_COLUMNS.values()], sides),
+        "sides": Grid(["side", *shown.values()], sides),
         "names": [x.name for x in histograms],
         **facts,
-        "drawings": [_histogram(report, first), *(_right_by_norm(report, x) for x in directions)],
+        "drawings": drawings,
         "directions": [_direction(report, x) for x in directions],
     }
 
@@ -128,8 +144,78 @@ def _direction(report: Report, words: Direction) -> dict[str, Any]:
         "level": f"{level:.0%}",
         "together": f"{1 - (1 - level) * contrasts:.0%}",
         "remedies": _remedies(report, words),
+        "relevance": _relevance(report, words),
+        "stored": _stored(report, words),
+        "clustered": _clustered(report, words),
+        "ask": words.ask,
+        "compared": _compared(report, words),
         "forest": _forest(report, words),
     }
+
+
+def _compared(report: Report, words: Direction) -> str:
+    """How many candidates were compared where these must fit into memory; empty if all were."""
+    all_of, some = (
+        report.table.value(*words.place, metric=name)
+        for name in ("candidates", "candidates_compared")
+    )
+    return f"{some:,.0f} of {all_of:,.0f}" if some < all_of else ""
+
+
+def _relevance(report: Report, words: Direction) -> Grid | None:
+    """What norms say of relevance beside permuted ones; None where that was not measured."""
+    table, place, metric = report.table, words.place, words.metric
+    rows = []
+    if d := table.get(*place, metric="cohens_d"):
+        null, p = table.get(*place, metric="cohens_d_permuted"), table.get(*place, "", "cohens_d_p")
+        rows.append(["Cohen's d of the norms", f"{d:+.2f}", _range(null, "+.2f"), number_of(p)])
+    if null := table.get(*place, "dot", f"{metric}_permuted"):
+        own, p = (table.get(*place, "dot", x) for x in (metric, f"{metric}_permuted_p"))
+        kept = f"{own.value:.1%}" if own else ""
+        rows.append([f"{metric} by dot", kept, _range(null.times(100), ".1f"), number_of(p)])
+    if leverage := table.get(*place, metric="norm_leverage"):
+        share = leverage.value**2 / (1 + leverage.value**2)
+        told = f"{leverage.value:.2f} ({share:.0%} of the variance of scores by dot)"
+        rows.append(["CV x mean cosine / deviation of cosines", told, "", ""])
+    header = ("what norms say", "measured", "with permuted norms", "p")
+    return Grid(header, rows) if rows else None
+
+
+def _range(found: Estimate | None, spec: str) -> str:
+    return "" if found is None else f"{found.low:{spec}} to {found.high:{spec}}"
+
+
+def number_of(found: Estimate | None) -> str:
+    """Three digits, or nothing."""
+    return "" if found is None else number(found.value)
+
+
+def _stored(report: Report, words: Direction) -> Grid | None:
+    """What int8 and bits cost under each cell; None where that was not measured."""
+    rows = []
+    for cells in report.how.groups(words):
+        row = [" = ".join(cells)]
+        for kind in STORED:
+            metric = f"{words.metric}_{kind}"
+            value = report.table.get(*words.place, cells[0], metric)
+            change = report.table.get(*words.place, cells[0], f"{metric}_minus_full")
+            if value is None or change is None:
+                return None
+            row += [f"{value.value:.1%}", points(change)]
+        rows.append(row)
+    names = (name for x in STORED.values() for name in (f"{words.metric}, {x}", "minus full"))
+    return Grid(("scored with", *names), rows)
+
+
+def _clustered(report: Report, words: Direction) -> str:
+    """How well k-means finds the classes, in words; empty where there are none."""
+    unit, raw = (report.table.get(*words.place, x, "clustering_nmi") for x in ("cosine", "dot"))
+    if unit is None or raw is None:
+        return ""
+    return (
+        f"k-means and the labels share {unit.value:.2f} of their information (NMI) on normalised "
+        f"vectors and {raw.value:.2f} on raw ones."
+    )
 
 
 def _separations(report: Report, words: Direction) -> Grid:
@@ -174,24 +260,29 @@ def _curves(report: Report, words: Direction, kind: str) -> list[Curve]:
     return [x for x in report.curves if (x.data, x.direction, x.kind) == place]
 
 
-def _histogram(report: Report, words: Direction) -> Drawing:
+def _histogram(report: Report, words: Direction, kind: str, caption: str) -> Drawing:
+    """Densities on one axis: of sides in units of their own mean, as these may be far apart."""
     rows, told = [], []
-    sides = _curves(report, words, "norms")
+    sides = _curves(report, words, kind)
     for side in sides:
-        mean, cv = (
-            report.table.value(*words.place, metric=f"norm_{side.name}_{x}") for x in ("mean", "cv")
-        )
+        middles = [(a + b) / 2 for a, b in itertools.pairwise(side.x)]
+        mean = sum(x * n for x, n in zip(middles, side.y, strict=True)) / (sum(side.y) or 1)
+        cv = report.table.value(*words.place, metric=f"norm_{side.name}_cv")
+        if kind != "norms":
+            told.append(f"{side.name} mean {number(mean)}")
+            mean = 1.0
+        else:
+            told.append(f"{side.name} mean {number(mean)}, CV {number(cv)}")
         edges = [edge / (mean or 1.0) for edge in side.x]
         weight = sum(side.y) * (edges[1] - edges[0])
         heights = [0.0, *(n / weight for n in side.y), 0.0]  # a step up first, and one down last
         steps = zip([edges[0], *edges], heights, strict=True)
         rows += [{"side": side.name, "norm": x, "density": y} for x, y in steps]
-        told.append(f"{side.name} mean {number(mean)}, CV {number(cv)}")
     colours, _ = scales([side.name for side in sides], LEVEL_LOOKS[1:3])
     chart = {
         "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 2},
         "encoding": {
-            "x": _axis("norm", "norm / mean norm of its side"),
+            "x": _axis("norm", "norm / mean norm of its side" if kind == "norms" else "norm"),
             "y": _axis("density", "density"),
             "color": {"field": "side", "type": "nominal", "scale": colours},
             "order": {"field": "order", "type": "quantitative"},
@@ -202,12 +293,11 @@ def _histogram(report: Report, words: Direction) -> Drawing:
         chart,
         numbered,
         f"Histogram of embedding norms: {', '.join(told)}.",
-        "Distribution of the norms",
+        caption,
     )
 
 
-def _right_by_norm(report: Report, words: Direction) -> Drawing:
-    (curve,) = _curves(report, words, "right by norm")
+def _right_by_norm(words: Direction, curve: Curve) -> Drawing:
     rows = [{"norm": x, "share": y} for x, y in zip(curve.x, curve.y, strict=True)]
     chart = {
         "mark": {"type": "line", "point": {"color": BLUE}, "color": BLUE, "strokeWidth": 2},

@@ -102,7 +102,7 @@ def audit(
                 measure_scored(part, how, table)
             else:
                 found = _search(part, how, table, similarities)
-                curves.append(found[0])
+                curves += found[0]
                 problems += found[1]
     directions = tuple(tuple(part.direction for part in data.parts) for data in sets)
     advice = tuple(recommend(table, x, how.own) for of_data in directions for x in of_data)
@@ -122,15 +122,17 @@ def audit(
 
 def _search(
     search: Search, how: How, table: Table, similarities: Sequence[str]
-) -> tuple[measures.Curve, list[Problem]]:
+) -> tuple[list[measures.Curve], list[Problem]]:
     """All that is measured of a search; what needs its candidates in memory, among some of them."""
     outcomes = score(search, how, table)
     chosen = measures.measure_hubness(search, outcomes, how, table)[how.own]
-    curve = measures.measure_confidence(search, outcomes[how.own], chosen, how, table)
-    measure_relevance(search, how, table)
+    curves = [measures.measure_confidence(search, outcomes[how.own], chosen, how, table)]
+    for name, norms in measure_relevance(search, how, table):
+        x, y = measures.histogram(norms)
+        curves.append(measures.Curve(*search.direction.place, "norms by relevance", name, x, y))
     measure_permuted(search.thinned, how, table)
     measure_quantised(search.thinned, how, table)
-    return curve, measures.measure_remedies(search.thinned, how, table, similarities)
+    return curves, measures.measure_remedies(search.thinned, how, table, similarities)
 
 
 def _pairs(part: Search | Labelled | Scored) -> tuple[Tensor, Tensor] | None:

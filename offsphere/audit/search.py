@@ -77,8 +77,8 @@ class Direction:
 
     @property
     def hit(self) -> str:
-        """The recall at 1: whether the first answer is right."""
-        return next(iter(self.recalls))
+        """The recall at 1: whether the first answer is right; without one, what decides."""
+        return next(iter(self.recalls), self.metric)
 
     @property
     def candidates(self) -> str:
@@ -183,7 +183,8 @@ class Search:
         try:
             if isinstance(self.items, Vectors):
                 for start, block in self.items.blocks(rows):
-                    yield start, torch.from_numpy(block)
+                    own = block if block.flags.writeable else block.copy()  # not a map of a file
+                    yield start, torch.from_numpy(own)
                     work.done(start + len(block))
             else:
                 found = self.items if self.item_owner is None else self.candidates(0.0)

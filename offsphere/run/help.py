@@ -12,7 +12,7 @@ import dataclasses
 import inspect
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -38,7 +38,7 @@ def help_text(config_class: type, description: str | None, *, everything: bool) 
     parts = [f"usage: {typed()} [--flag=value ...]", (description or "").strip()]
     for name, flags in shown.items():
         if flags:
-            lines = "\n".join(_entry(config_class, flag) for flag in flags)
+            lines = entries(config_class, flags)
             parts.append(lines if len(shown) == 1 else f"{name}\n{lines}")
     parts.append(CONFIG_HELP + (f"\n--help-all shows {hidden} more." if hidden else ""))
     return "\n\n".join(part for part in parts if part)
@@ -62,6 +62,11 @@ def grouped(config_class: type) -> dict[str, tuple[tuple[str, ...], tuple[str, .
     further += rest if known else rest[MOST:]
     found = {group: (tuple(a), tuple(b)) for group, (a, b) in placed.items()}
     return {group: lists for group, lists in found.items() if any(lists)}
+
+
+def entries(config_class: type, flags: Iterable[str]) -> str:
+    """The lines about some flags."""
+    return "\n".join(_entry(config_class, flag) for flag in flags)
 
 
 def _entry(config_class: type, name: str) -> str:

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from crossmodal import audit, audit_probe, benchmark
 from crossmodal.audit import Config
+from offsphere import cli
 from offsphere.audit.measures import reference_half
 from offsphere.audit.report import Report
 from offsphere.audit.table import HALF
@@ -177,7 +178,7 @@ def test_a_real_model_from_flags_to_page(model, tmp_path, capsys):
     flags = [f"--model={model / 'audit-tiny.json'}", f"--pretrained={model / 'weights.pt'}"]
     flags += [f"--data=csv:{model / 'pairs.csv'}", f"--out={tmp_path}", "--device=cpu"]
     flags += ["--threads=1", "--resamples=20", "--save-embeddings"]
-    audit.main(flags)
+    cli.main(["audit", *flags])
     (folder,) = tmp_path.glob("audit/*")
     assert str(folder) in capsys.readouterr().out.replace("\n", "")
     content = json.loads((folder / "audit.json").read_text())
@@ -211,7 +212,7 @@ def test_a_real_model_from_flags_to_page(model, tmp_path, capsys):
 
 def refusal(capsys, *flags: str) -> tuple[int, str]:
     with pytest.raises(SystemExit) as end:
-        audit.main(flags)
+        cli.main(["audit", *flags])
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     return end.value.code, said
@@ -220,7 +221,7 @@ def refusal(capsys, *flags: str) -> tuple[int, str]:
 def test_mistakes_end_in_one_line(tmp_path, capsys):
     code, said = refusal(capsys)
     assert code == 2
-    assert "one of --run=FOLDER, --model=NAME and --embeddings=FILE" in said
+    assert "Give one of --vectors, --encoder, --model, --run, --embeddings, got none" in said
     code, said = refusal(capsys, f"--embeddings={tmp_path / 'no.npz'}")
     assert code == 1
     assert said.startswith("offsphere audit: error: ")

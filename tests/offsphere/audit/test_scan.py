@@ -40,7 +40,7 @@ def test_what_float32_cannot_tell_apart_is_told_apart():
     q[0, 0] = 1
     order = torch.randperm(20, generator=random)
     d = torch.randn(500, 64, generator=random, dtype=torch.float64) * 0.01
-    d[100:120, 0] = 1 + 1e-9 * order
+    d[100:120, 0] = 1 + 1e-9 * order.double()
     best = scan(q, blocks(64, d), (0.0,), 20)[0.0]
     assert best.documents[0].tolist() == (100 + order.argsort(descending=True)).tolist()
 

@@ -17,7 +17,7 @@ from offsphere.run.help import MOST, ORDER, Groups, grouped, help_text
 SCRIPTS = (
     *("vision.train_simclr", "vision.train_moco", "vision.eval_probe", "crossmodal.train_clip"),
     *("crossmodal.benchmark", "crossmodal.audit", "crossmodal.export", "crossmodal.shards"),
-    *("text.train_retrieval", "text.train_sts"),
+    *("text.train_retrieval", "text.train_sts", "text.audit", "offsphere.audit.vectors"),
     *("theory.matrix_factorization", "theory.simplex"),
     *("theory.norm_growth", "theory.planted"),
 )
