@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None, doors: Mapping[str, str]) -> None:
         named = [flag for flag in doors if flag in given]
         if {"-h", "--help", "--help-all"} & set(words) and not named:
             print(_help(doors))
-            return
+            raise SystemExit(0)
         modules = {doors[flag] for flag in named}
         if len(modules) != 1:
             flags = ", ".join(f"--{flag}" for flag in doors)
