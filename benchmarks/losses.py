@@ -12,6 +12,7 @@ The floor is what our algorithm cannot do without: its matrix products and expon
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -24,12 +25,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import LinearCrossEntropyOptions
 
 from offsphere import losses, streamed, tiles
 from offsphere.variance import negative_variance
 
 TEMPERATURE = 0.1
 BARS = {  # (loss, batch): peer/ours at width 128
+    ("info_nce", 64): 1.0,
     ("info_nce", 256): 1.0,
     ("info_nce", 4096): 2.2,
     ("info_nce", 16384): 2.2,
@@ -53,6 +56,7 @@ def ours() -> dict[str, Loss]:
     return {
         "info_nce": lambda a, b: losses.info_nce(a, b, TEMPERATURE),
         "linear_ce": lambda a, b: losses.info_nce(a, b, TEMPERATURE),
+        "chunked": lambda a, b: losses.info_nce(a, b, TEMPERATURE),
         "nt_xent": views(losses.nt_xent),
         "dcl": views(losses.dcl),
         "variance": lambda a, b: negative_variance(a, b, 50_000),
@@ -60,10 +64,10 @@ def ours() -> dict[str, Loss]:
 
 
 def peer(name: str) -> Loss:
-    """open_clip and lightly as they come, torch's own linear_cross_entropy in both directions, and
-    the variance term as its definition is written."""
-    if name == "linear_ce":
-        return both_ways
+    """open_clip and lightly as they come, torch's own linear_cross_entropy in both directions, as
+    it comes and in chunks, and the variance term as its definition is written."""
+    if name in ("linear_ce", "chunked"):
+        return functools.partial(both_ways, chunked=name == "chunked")
     if name == "info_nce":
         from open_clip.loss import ClipLoss
 
@@ -76,9 +80,12 @@ def peer(name: str) -> Loss:
     return {"nt_xent": NTXentLoss, "dcl": DCLLoss}[name](TEMPERATURE)
 
 
-def both_ways(a: Tensor, b: Tensor) -> Tensor:
+def both_ways(a: Tensor, b: Tensor, *, chunked: bool) -> Tensor:
+    """In chunks it never has all scores at once, as ours."""
     linear, labels = torch.nn.functional.linear_cross_entropy, torch.arange(len(a))
-    return (linear(a / TEMPERATURE, b, labels) + linear(b / TEMPERATURE, a, labels)) / 2
+    options = LinearCrossEntropyOptions() if chunked else None
+    one = linear(a / TEMPERATURE, b, labels, options=options)
+    return (one + linear(b / TEMPERATURE, a, labels, options=options)) / 2
 
 
 def masked_variance(a: Tensor, b: Tensor) -> Tensor:
@@ -184,7 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--batch", type=int, nargs="+", default=[256, 1024, 4096, 16384, 65536])
+    parser.add_argument("--batch", type=int, nargs="+", default=[64, 256, 1024, 4096, 16384, 65536])
     parser.add_argument("--width", type=int, nargs="+", default=[128, 512])
     parser.add_argument("--seconds", type=float, default=6.0, help="per row of the table")
     parser.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True)

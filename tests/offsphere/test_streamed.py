@@ -1,7 +1,10 @@
 """torch.compile of a training step with each drop-in: one graph, one node, eager's gradients."""
 
+from shutil import which
+
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from offsphere import dropin
 
@@ -19,6 +22,7 @@ TERMS = {"cell": "dnorm", "variance_weight": 2.0, "population": 100, "gor_weight
 @pytest.mark.parametrize("rows", [48, 150])
 @pytest.mark.parametrize("name", LOSSES)
 def test_one_graph_with_the_gradients_of_eager(name, rows, options):
+    """Of a step with a tower; that inductor makes of a tower is not looked at here."""
     torch.manual_seed(0)
     loss, tower = getattr(dropin, name)(**options), torch.nn.Linear(8, 16)
     a, b = torch.randn(2, rows, 8)
@@ -51,3 +55,85 @@ def test_a_bad_row_is_refused_when_a_compiled_loss_runs():
     bad = torch.full((150, 4), torch.nan)
     with pytest.raises(ValueError, match="finite embeddings"):
         loss(bad, torch.ones(150, 4), torch.tensor(3.0))
+
+
+needs_compiler = pytest.mark.skipif(which("g++") is None, reason="inductor needs a C++ compiler")
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize(("cell", "ulps"), [("dot", 2), ("cosine", 8)])
+@pytest.mark.parametrize("name", LOSSES)
+def test_inductor_keeps_the_gradients_of_eager(name, cell, ulps):
+    """Features in, their gradients out, in ulps of the largest.
+
+    Norms that inductor adds up in another order change what the loss is given by an ulp or so, and
+    the scale multiplies that.
+    """
+    torch.manual_seed(0)
+    loss, found = getattr(dropin, name)(cell=cell), []
+    sides = torch.randn(2, 150, 16)
+    torch._dynamo.reset()
+    for call in (torch.compile(loss, fullgraph=True, backend="inductor"), loss):
+        x, y = (z.clone().requires_grad_() for z in sides)
+        found.append(torch.stack(torch.autograd.grad(call(x, y, *LOSSES[name]), (x, y))))
+    assert (found[0] - found[1]).abs().max() <= ulps * EPS * found[1].abs().max()
+
+
+LATER = {  # what the first batch or an earlier one has set
+    "calibrated ClipLoss": ("ClipLoss", {"cell": "dot", "scale": "calibrated"}),
+    "calibrated NTXentLoss": ("NTXentLoss", {"cell": "learnable", "scale": "calibrated"}),
+    "bank": ("NTXentLoss", {"memory_bank_size": (64, 16), "cell": "dnorm"}),
+    "calibrated bank": (
+        "NTXentLoss", {"memory_bank_size": (64, 16), "cell": "learnable", "scale": "calibrated"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LATER)
+def test_three_compiled_steps_calibrate_and_fill_the_bank_as_eager_ones(case):
+    name, options = LATER[case]
+    found = []
+    torch._dynamo.reset()
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        loss, sides = getattr(dropin, name)(**options), torch.randn(3, 2, 150, 16)
+        call = torch.compile(loss, fullgraph=True, backend="aot_eager") if compiled else loss
+        gradients = []
+        for a, b in sides:
+            x, y = (z.clone().requires_grad_() for z in (a, b))
+            gradients += torch.autograd.grad(call(x, y, *LOSSES[name]), x)
+        state = [x.clone() for x in loss.state_dict().values()]
+        found.append((gradients, state))
+    (gradients, state), (wanted, expected) = found
+    for x, y in zip(gradients, wanted, strict=True):
+        assert (x - y).abs().max() <= 4 * EPS * y.abs().max()
+    for x, y in zip(state, expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=2 * EPS, atol=0)
+
+
+def test_a_compiled_loss_that_was_never_calibrated_is_refused_in_evaluation():
+    loss = torch.compile(
+        dropin.ClipLoss(cell="dot", scale="calibrated").eval(), fullgraph=True, backend="aot_eager"
+    )
+    with pytest.raises(ValueError, match="before its first training batch"):
+        loss(torch.randn(9, 4), torch.randn(9, 4), torch.tensor(3.0))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_one_graph_on_a_card_without_data(name):
+    """Dynamo traces the loss on a fake CUDA device: no break, no look at a value."""
+    loss, nodes = getattr(dropin, name)(), []
+    more = tuple(float(x) for x in LOSSES[name])
+
+    def backend(graph, inputs):
+        nodes.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    torch._dynamo.reset()
+    with FakeTensorMode():
+        a, b = torch.empty(2, 300, 16, device="cuda")
+        value = torch.compile(loss, fullgraph=True, backend=backend)(a, b, *more)
+    assert value.device.type == "cuda"
+    assert value.shape == ()
+    assert sum("offsphere" in node for node in nodes) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from shutil import which
 
 import pytest
 import torch
@@ -98,3 +99,34 @@ def test_the_workspace_is_a_share_of_the_free_memory(monkeypatch):
     assert strips.workspace(x) == 2**20 // strips.FREE_SHARE // 4
     cut = strips._strips(x.new_empty(7, 2), x.new_empty(2**15, 2), 1)
     assert [(rows.start, rows.stop) for rows in cut] == [(0, 2), (2, 4), (4, 6), (6, 7)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.filterwarnings("error:.*is not compiled")
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("body", ["row_shares", "both_sums", "both_shares"])
+def test_a_compiled_body_is_the_body(body, plain):
+    """Compiled for this CPU, with shapes that change as those of strips do."""
+    eager = getattr(strips.EAGER, body)
+    compiled = strips._compiled(eager)
+    for n, m in ((33, 50), (17, 70)):
+        for columns, own in ((m, False), (m - 9, True)):
+            found = [_through(call, body, n, m, columns, own, plain) for call in (eager, compiled)]
+            for x, y in zip(*found, strict=True):
+                torch.testing.assert_close(y, x, rtol=1e-6, atol=0)
+
+
+def _through(call, body, n, m, columns, own, plain):
+    """All that the body writes or returns."""
+    g = torch.Generator().manual_seed(n)
+    scores = 3 * torch.randn(n, m, generator=g)
+    rows, cols = (torch.zeros(1 if plain else 2, size) for size in (n, columns))
+    of_rows, of_cols = ((x[0], None if plain else x[1]) for x in (rows, cols))
+    if body == "row_shares":
+        call(scores, *of_rows, torch.randn(n, generator=g) if own else None)
+        return scores, rows
+    if body == "both_sums":
+        call(scores, *of_rows, *of_cols)
+        return scores, rows, cols
+    return (call(scores, *(torch.rand(k, generator=g) + 0.5 for k in (n, m)), plain),)
