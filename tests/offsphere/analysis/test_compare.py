@@ -168,10 +168,11 @@ def test_a_table_that_is_not_there(tmp_path, capsys):
 
 def test_the_commands_of_the_guide_run_on_its_table(tmp_path, monkeypatch, capsys):
     guide = (Path(__file__).parents[3] / "docs" / "compare.md").read_text()
-    blocks = dict(re.findall(r"```(csv|bash)\n(.*?)```", guide, re.DOTALL))
-    (tmp_path / "runs.csv").write_text(blocks["csv"])
+    table = re.search(r"<!-- file: runs.csv -->\n```text\n(.*?)```", guide, re.DOTALL)
+    blocks = re.findall(r"```bash\n(.*?)```", guide, re.DOTALL)
+    (tmp_path / "runs.csv").write_text(table[1])
     monkeypatch.chdir(tmp_path)
-    commands = [shlex.split(line) for line in blocks["bash"].splitlines()]
+    commands = [shlex.split(line) for block in blocks for line in block.splitlines()]
     assert [words[:3] for words in commands] == [["offsphere", "compare", "runs.csv"]] * 3
     for words in commands:
         cli.main(words[1:])
