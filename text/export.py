@@ -34,7 +34,7 @@ LICENCES = {
     "minilm": Licence("apache-2.0", "all-MiniLM-L6-v2, Apache-2.0"),
     "e5-small": Licence("mit", "intfloat/e5-small, MIT"),
     "glove": Licence("pddl", "GloVe 6B, PDDL 1.0"),
-    "random": Licence("unknown", "random numbers: they are yours, as far as the data are"),
+    "random": Licence("unknown", "random numbers: only the data can have a say"),
 }
 FIGURES = {
     "test/ndcg10": "nDCG@10",

@@ -72,7 +72,7 @@ def model_card(
         f"## Use\n\n{use}",
         "## Figures\n\n"
         + ("\n".join(["| measure | value |", "|---|---|", *rows]) if rows else "The run was cut."),
-        f"## Data\n\n{_data(run)}\n\nWhose licence is their own.",
+        f"## Data\n\n{_data(run)}\n\nThe data have a licence of their own.",
         f"## Licence\n\nThe weights began as {licence.about}.",
         f"## Settings\n\nMade by offsphere {offsphere.__version__}.\n\n"
         f"```yaml\n{to_yaml(settings).strip()}\n```",

@@ -373,3 +373,19 @@ class Worded:
 def test_words_without_a_flag_may_stand_anywhere(words):
     found = parse(Worded, words.split(), words=("file", "FILE.yaml"))
     assert found == Worded("a.yaml", ("x", "y"), 2, smoke=True)
+
+
+def test_a_flag_that_is_a_word_of_python_has_a_field_with_an_underscore(capsys):
+    @dataclass(frozen=True)
+    class Export:
+        as_: Literal["auto", "mteb"] = "auto"
+        """The form."""
+        as_cosine: bool = False
+
+    assert parse(Export, ["--as=mteb", "--as-cosine"]) == Export("mteb", True)
+    with pytest.raises(SystemExit):
+        parse(Export, ["--as=mtep"], name="x")
+    assert "Unknown value of --as 'mtep'. Did you mean 'mteb'?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parse(Export, ["--help"])
+    assert "  --as=auto|mteb" in capsys.readouterr().out
