@@ -129,6 +129,7 @@ EXPORTED = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", EXPORTED)
 def test_an_export_ranks_every_document_as_the_run_does(name, task, tmp_path):
     """Of 300 queries x 5,183 documents, in the hands of sentence-transformers itself."""

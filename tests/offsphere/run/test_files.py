@@ -26,7 +26,11 @@ def test_a_folder_appears_when_it_is_whole(tmp_path):
 
 
 def test_of_a_failure_nothing_is_left(tmp_path):
-    with pytest.raises(KeyboardInterrupt), whole_folder(tmp_path / "out") as folder:
-        (folder / "x").touch()
-        raise KeyboardInterrupt
+    def fail() -> None:
+        with whole_folder(tmp_path / "out") as folder:
+            (folder / "x").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
     assert list(tmp_path.iterdir()) == []
