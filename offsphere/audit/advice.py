@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from offsphere.audit.table import HALF, Table
-from offsphere.audit.words import points
+from offsphere.audit.words import cost, points
 from offsphere.estimate import Estimate
 
 if TYPE_CHECKING:
@@ -213,7 +213,8 @@ def _about_magnitude(found: Evidence) -> Statement:
     if difference.high < 0:
         return Statement(
             "keep cosine",
-            f"Magnitude misleads: keeping the norms of the {side} costs {evidence}.",
+            f"Magnitude misleads: keeping the norms of the {side} costs {cost(difference)} of "
+            f"{words.metric} over {found.number('queries'):.0f} queries.",
         )
     return Statement(
         "inconclusive",

@@ -68,10 +68,9 @@ def measure_relevance(search: Search, how: How, table: Table) -> list[Norms]:
     pool = norms[np.concatenate([wanted, idle])]
     if min(len(wanted), len(idle)) < 2 or np.ptp(pool) <= 1e-6 * pool.max():
         return []
-    what = search.direction.candidates
     kinds = [
-        Norms(f"{what} that answers", torch.from_numpy(norms[wanted])),
-        Norms(f"{what} that answers nobody", torch.from_numpy(norms[idle])),
+        Norms("answers", torch.from_numpy(norms[wanted])),
+        Norms("answers nobody", torch.from_numpy(norms[idle])),
     ]
     pool = pool - pool.mean()  # sums of squares lose no digits then
     apart = _Apart(pool)

@@ -316,8 +316,9 @@ def _right_by_norm(words: Direction, curve: Curve) -> Drawing:
 def _forest(report: Report, words: Direction) -> Drawing:
     """What each other score gains over cosine, with its interval, in points."""
     place, table = words.place, report.table
+    of = "" if words.metric == words.hit else f" ({words.metric})"  # remedies change the hit
     found = {
-        " = ".join(cells): table.get(*place, cells[0], f"{words.metric}_minus_cosine")
+        f"{' = '.join(cells)}{of}": table.get(*place, cells[0], f"{words.metric}_minus_cosine")
         for cells in report.how.groups(words)
         if "cosine" not in cells
     }
@@ -337,7 +338,7 @@ def _forest(report: Report, words: Direction) -> Drawing:
             {
                 "mark": {"type": "rule", "strokeWidth": 2, "color": BLUE},
                 "encoding": {
-                    "x": _axis("low", f"{words.hit} minus cosine, points"),
+                    "x": _axis("low", "difference to cosine, points"),
                     "x2": {"field": "high"},
                     "y": y,
                 },

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     Blocks = Iterable[tuple[int, Float[Tensor, "b d"]]]
 
-SCORES_AT_ONCE = 2**21
-"""Of one tile (8 MB in float32): larger ones leave the processor's cache."""
+SCORES_AT_ONCE = 2**22
+"""Of one tile (16 MB in float32)."""
 QUERIES_AT_ONCE = 2048
 NUMBERS_AGAIN = 2**22
 """Of the vectors that are scored again at a time (32 MB for either side)."""
@@ -47,14 +47,15 @@ def scan(
     """
     tiles = [_Best(x, exponents, depth) for x in queries.double().split(QUERIES_AT_ONCE)]
     width = max(1, SCORES_AT_ONCE // len(tiles[0].queries))
-    for start, part, norms in _parts(read(), width):
+    for start, part in _parts(read(), width):
+        norms = torch.linalg.vector_norm(part, dim=1).float().clamp_min(SMALLEST_NORM)
         for tile in tiles:
             tile.offer(start, part, norms)
     for tile in tiles:
         tile.settle()
-    for start, part, norms in _parts(read(), width):
+    for start, part in _parts(read(), width):
         for tile in tiles:
-            tile.score_again(start, part, norms)
+            tile.score_again(start, part)
     found = [tile.best() for tile in tiles]
     return {
         g: Ranking(*(torch.cat(x) for x in zip(*(best[g] for best in found), strict=True)))
@@ -62,13 +63,11 @@ def scan(
     }
 
 
-def _parts(blocks: Blocks, width: int) -> Iterable[tuple[int, Tensor, Tensor]]:
-    """(first row, raw rows, their norms) of at most so many rows."""
+def _parts(blocks: Blocks, width: int) -> Iterable[tuple[int, Tensor]]:
+    """(first row, raw rows) of at most so many rows."""
     for start, block in blocks:
-        norms = torch.linalg.vector_norm(block, dim=1, dtype=torch.float64)
         for first in range(0, len(block), width):
-            rows = slice(first, first + width)
-            yield start + first, block[rows], norms[rows].clamp_min(SMALLEST_NORM)
+            yield start + first, block[first : first + width]
 
 
 class _Best:
@@ -102,7 +101,7 @@ class _Best:
         products, scaled, mask = self.buffers
         torch.mm(self.units, block.float().T, out=products)
         for g, best in self.scores.items():
-            scores = torch.mul(products, norms.pow(-g).float(), out=scaled) if g else products
+            scores = torch.mul(products, norms.pow(-g), out=scaled) if g else products
             self.longest[g] = max(self.longest[g], norms.pow(1 - g).max().item())
             if best.shape[1] < self.depth:  # the first rows of all
                 last = scores.topk(min(self.depth, len(block)), dim=1).values[:, -1]
@@ -135,9 +134,7 @@ class _Best:
             self.order[g] = (document, pairs[order])
             self.exact[g] = torch.full(scores.shape, -torch.inf, dtype=torch.float64)
 
-    def score_again(
-        self, start: int, block: Float[Tensor, "b d"], norms: Float[Tensor, " b"]
-    ) -> None:
+    def score_again(self, start: int, block: Float[Tensor, "b d"]) -> None:
         """The scores in float64 of the chosen pairs whose candidates are in this block."""
         at_once = max(1, NUMBERS_AGAIN // block.shape[1])
         for g, (document, pairs) in self.order.items():
@@ -147,8 +144,10 @@ class _Best:
             for pair, row in zip(
                 pairs[here].split(at_once), (document[here] - start).split(at_once), strict=True
             ):
-                products = torch.linalg.vecdot(self.queries[pair // each], block[row].double())
-                self.exact[g].view(-1)[pair] = products * norms[row].pow(-g)
+                items = block[row].double()
+                products = torch.linalg.vecdot(self.queries[pair // each], items)
+                norms = items.norm(dim=1).clamp_min(SMALLEST_NORM)
+                self.exact[g].view(-1)[pair] = products * norms.pow(-g)
 
     def best(self) -> dict[float, tuple[Tensor, Tensor]]:
         """The lists as float64 has them."""

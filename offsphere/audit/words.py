@@ -31,6 +31,12 @@ def points(difference: Estimate) -> str:
     return f"{x.value:+.1f} points [{x.low:+.1f}, {x.high:+.1f}]"
 
 
+def cost(difference: Estimate) -> str:
+    """A difference that is below 0 as what it costs."""
+    x = difference.times(100)
+    return f"{-x.value:.1f} points [{-x.high:.1f}, {-x.low:.1f}]"
+
+
 def percent(found: Estimate) -> str:
     """A share with its interval."""
     return f"{found.value:.1%} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
