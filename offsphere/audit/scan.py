@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 SCORES_AT_ONCE = 2**22
 """Of one tile (16 MB in float32)."""
 QUERIES_AT_ONCE = 2048
+GROUP = 64
+"""Columns of a tile whose largest score is looked at first."""
 NUMBERS_AGAIN = 2**22
 """Of the vectors that are scored again at a time (32 MB for either side)."""
 SPARE = 28
@@ -85,7 +87,7 @@ class _Best:
         self.longest = dict.fromkeys(exponents, 0.0)
         self.exact: dict[float, Tensor] = {}
         self.order: dict[float, tuple[Tensor, Tensor]] = {}
-        self.buffers = torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.bool)
+        self.buffers = torch.empty(2, 0, 0)
 
     def slack(self, g: float) -> float:
         """How far a float32 score may be from the true one."""
@@ -94,22 +96,31 @@ class _Best:
 
     def offer(self, start: int, block: Float[Tensor, "b d"], norms: Float[Tensor, " b"]) -> None:
         """Take in those rows of a block that may belong among the best."""
-        shape = (len(self.units), len(block))
-        if self.buffers[0].shape != shape:  # written again and again: new memory costs more
-            floats, flags = torch.empty(2, *shape), torch.empty(shape, dtype=torch.bool)
-            self.buffers = (floats[0], floats[1], flags)
-        products, scaled, mask = self.buffers
+        rows = len(block)
+        padding = -rows % GROUP
+        shape = (len(self.units), rows + padding)
+        if self.buffers.shape[1:] != shape:  # written again and again: new memory costs more
+            self.buffers = torch.empty(2, *shape)
+        products, scaled = self.buffers
+        if padding:
+            block = torch.cat([block, block.new_zeros(padding, block.shape[1])])
+            norms = torch.cat([norms, norms.new_ones(padding)])
         torch.mm(self.units, block.float().T, out=products)
+        products[:, rows:] = -torch.inf
         for g, best in self.scores.items():
             scores = torch.mul(products, norms.pow(-g), out=scaled) if g else products
-            self.longest[g] = max(self.longest[g], norms.pow(1 - g).max().item())
+            self.longest[g] = max(self.longest[g], norms[:rows].pow(1 - g).max().item())
             if best.shape[1] < self.depth:  # the first rows of all
-                last = scores.topk(min(self.depth, len(block)), dim=1).values[:, -1]
+                last = scores.topk(min(self.depth, rows), dim=1).values[:, -1]
             else:
                 last = best[:, self.depth - 1]
-            torch.gt(scores, (last - 2 * self.slack(g))[:, None], out=mask)
-            query, row = mask.nonzero().unbind(1)
-            if len(query):
+            least = (last - 2 * self.slack(g))[:, None]
+            # Most groups of columns have nothing: their maxima are looked at, not every score.
+            groups = scores.view(len(scores), -1, GROUP)
+            query, group = (groups.amax(2) > least).nonzero().unbind(1)
+            some, column = (groups[query, group] > least[query]).nonzero().unbind(1)
+            if len(some):
+                query, row = query[some], group[some] * GROUP + column
                 self._take(g, query, row + start, scores[query, row])
 
     def _take(self, g: float, query: Tensor, document: Tensor, score: Tensor) -> None:
