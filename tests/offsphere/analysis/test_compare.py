@@ -2,8 +2,6 @@
 
 import csv
 import json
-import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -164,18 +162,3 @@ def test_a_table_that_is_not_there(tmp_path, capsys):
     assert "holds no runs" in refusal([str(tmp_path), *flags], capsys)[1]
     assert refusal(flags, capsys)[0] == 2
     assert "required: --arm" in refusal([f"{tmp_path}/x.csv", "--metric=acc"], capsys)[1]
-
-
-def test_the_commands_of_the_guide_run_on_its_table(tmp_path, monkeypatch, capsys):
-    guide = (Path(__file__).parents[3] / "docs" / "compare.md").read_text()
-    table = re.search(r"<!-- file: runs.csv -->\n```text\n(.*?)```", guide, re.DOTALL)
-    blocks = re.findall(r"```bash\n(.*?)```", guide, re.DOTALL)
-    (tmp_path / "runs.csv").write_text(table[1])
-    monkeypatch.chdir(tmp_path)
-    commands = [shlex.split(line) for block in blocks for line in block.splitlines()]
-    assert [words[:3] for words in commands] == [["offsphere", "compare", "runs.csv"]] * 3
-    for words in commands:
-        cli.main(words[1:])
-    said = capsys.readouterr().out
-    assert "+1.033 [+0.5162, +1.55]" in said  # 1.1, 0.8 and 1.2 on cifar
-    assert (tmp_path / "comparison" / "comparison.html").is_file()
