@@ -46,8 +46,10 @@ autodoc_type_aliases = {
 }
 autodoc_typehints_format = "short"
 # What other packages document; nothing is fetched at build.
-OTHERS = "torch|numpy|np|pandas|Tensor|nn|Array|pathlib|Path|collections|abc|jaxtyping"
-nitpick_ignore_regex = [("py:.*", rf"({OTHERS})(\..*)?"), ("py:class", "Exponents")]
+OTHERS = (
+    "torch|numpy|np|pandas|Tensor|nn|Array|Float|Int|Bool|pathlib|Path|collections|abc|jaxtyping"
+)
+nitpick_ignore_regex = [("py:.*", rf"({OTHERS})(\..*)?"), ("py:class", "Exponents|Temperature")]
 
 COPIED = {
     "contributing": "CONTRIBUTING.md",
