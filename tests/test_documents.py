@@ -24,6 +24,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import open_clip
 import pytest
 import torch
@@ -120,6 +121,15 @@ def collection(path: Path) -> None:
         (path / "qrels" / f"{split}.tsv").write_text("\n".join(lines) + "\n")
 
 
+def vectors(path: Path) -> None:
+    """120 queries and 200 documents; document i answers query i."""
+    draw = np.random.default_rng(0)
+    documents = draw.normal(size=(200, 16)).astype("float32")
+    np.save(path / "documents.npy", documents)
+    np.save(path / "queries.npy", documents[:120] + draw.normal(size=(120, 16)).astype("float32"))
+    (path / "qrels.tsv").write_text("".join(f"{n}\t{n}\t1\n" for n in range(120)))
+
+
 def shorten(study: Path) -> None:
     """Leave a study one part, one seed and two runs of its small edition."""
     content = yaml.safe_load(study.read_text())
@@ -155,6 +165,7 @@ def home(tmp_path: Path) -> Path:
         (tmp_path / f"{number}.png").write_bytes(picture(number))
         lines.append(f"{number}.png,picture number {number}")
     (tmp_path / "pairs.csv").write_text("\n".join(lines) + "\n")
+    vectors(tmp_path)
     collection(tmp_path / "my_collection")
     collection(tmp_path / "another")
     torch.save(
