@@ -49,7 +49,14 @@ autodoc_typehints_format = "short"
 OTHERS = (
     "torch|numpy|np|pandas|Tensor|nn|Array|Float|Int|Bool|pathlib|Path|collections|abc|jaxtyping"
 )
-nitpick_ignore_regex = [("py:.*", rf"({OTHERS})(\..*)?"), ("py:class", "Exponents|Temperature")]
+# Types that public names mention and that are no names of the public surface.
+INNER = (
+    r"Exponents|Temperature|Side|(offsphere\.evaluation\.)?ranking\.Ranking|offsphere\.audit\..*"
+)
+nitpick_ignore_regex = [
+    ("py:.*", rf"({OTHERS})(\..*)?"),
+    ("py:class", "Exponents|Temperature|ranking.Ranking"),
+]
 
 COPIED = {
     "contributing": "CONTRIBUTING.md",
