@@ -57,6 +57,7 @@ def blocks(page: Path) -> list[Block]:
 TINY_TEXT = "--encoder=scratch --width=16 --layers=1 --max-length=16 --samples=64"
 # What makes a command small; flags that come later win.
 SMALL = {
+    "configs/static.yaml": "--width=16 --samples=64 --batch-size=16",
     "vision/train_simclr.py": "--limit=96 --image-size=16 --batch-size=16 --samples=64",
     "vision/train_moco.py": "--limit=96 --batch-size=16 --samples=64 --queue-size=32",
     "vision/eval_probe.py": "",
