@@ -53,10 +53,7 @@ OTHERS = (
 INNER = (
     r"Exponents|Temperature|Side|(offsphere\.evaluation\.)?ranking\.Ranking|offsphere\.audit\..*"
 )
-nitpick_ignore_regex = [
-    ("py:.*", rf"({OTHERS})(\..*)?"),
-    ("py:class", "Exponents|Temperature|ranking.Ranking"),
-]
+nitpick_ignore_regex = [("py:.*", rf"({OTHERS})(\..*)?"), ("py:class", INNER)]
 
 COPIED = {
     "contributing": "CONTRIBUTING.md",
