@@ -51,7 +51,7 @@ OTHERS = (
 )
 # Types that public names mention and that are no names of the public surface.
 INNER = (
-    r"Exponents|Temperature|Side|(offsphere\.evaluation\.)?ranking\.Ranking|offsphere\.audit\..*"
+    r"Exponents|Temperature|Side|Labelled|Scored|Curve|offsphere\.audit\..*|(.*\.)?ranking\.Ranking"
 )
 nitpick_ignore_regex = [("py:.*", rf"({OTHERS})(\..*)?"), ("py:class", INNER)]
 
