@@ -106,7 +106,7 @@ def _theory(folder: Path) -> None:
     _write(folder, [row | {"part": "optima", "band/2/plain": 0.15, "bound/slack": 1e-17}], [], [])
     home = folder / "figures" / "optima"
     home.mkdir(parents=True)
-    Image.new("RGB", (770, 330), "#ffffff").save(home / "band.png")
+    Image.new("RGB", (770, 330), "#ffffff").save(home / "band.webp")
 
 
 def _write(folder: Path, rows: list, curves: list, examples: list) -> None:

@@ -16,8 +16,14 @@ from offsphere.run.help import MOST, ORDER, Groups, grouped, help_text
 
 SCRIPTS = (
     *("vision.train_simclr", "vision.train_moco", "vision.eval_probe", "crossmodal.train_clip"),
-    *("crossmodal.benchmark", "crossmodal.audit", "crossmodal.export", "crossmodal.shards"),
-    *("text.train_retrieval", "text.train_sts", "text.audit", "offsphere.audit.vectors"),
+    *("crossmodal.benchmark", "crossmodal.audit", "offsphere.export.command", "crossmodal.shards"),
+    *(
+        "text.train_retrieval",
+        "text.train_sts",
+        "text.audit",
+        "offsphere.audit.vectors",
+        "offsphere.export.lift",
+    ),
     *("theory.matrix_factorization", "theory.simplex"),
     *("theory.norm_growth", "theory.planted"),
 )
@@ -85,7 +91,7 @@ def test_the_common_flags(monkeypatch):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_script_shows_a_few_flags_and_has_all(name):
     config_class = importlib.import_module(name).Config
-    names = {field.name.replace("_", "-") for field in dataclasses.fields(config_class)}
+    names = {field.name.rstrip("_").replace("_", "-") for field in dataclasses.fields(config_class)}
     common = FLAG.findall(help_text(config_class, None, everything=False))
     everything = FLAG.findall(help_text(config_class, None, everything=True))
     assert 0 < len(common) <= MOST
