@@ -148,6 +148,7 @@ def home(tmp_path: Path) -> Path:
     for name in ("vision", "crossmodal", "text", "offsphere"):
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    (tmp_path / "results").mkdir()
     for name in ("small_batch", "cells_simclr"):
         shorten(tmp_path / "configs" / "studies" / f"{name}.yaml")
     for label in ("cat", "dog"):
