@@ -85,6 +85,7 @@ def on_rank(rank, port):
         print(json.dumps(found))
 
 
+@pytest.mark.slow
 def test_twenty_steps_on_two_ranks(free_port):
     port = str(free_port())
     ranks = [

@@ -449,7 +449,7 @@ def test_what_belongs_to_no_row_is_shared_without_loss(total: int, count: int, s
     ("count", "cases"),
     [
         (2, "all"),
-        (3, "objectives"),
+        pytest.param(3, "objectives", marks=pytest.mark.slow),
         *(pytest.param(count, "all", marks=pytest.mark.slow) for count in (3, 4)),
     ],
 )
@@ -643,6 +643,7 @@ def test_a_rank_that_fails_at_its_start_ends_the_others_with_a_message(launched,
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_ranks_that_have_met_are_patient(launched):
     launched.start("slow", 2)
     assert launched.wait() == [0, 0], launched.said(0) + launched.said(1)
