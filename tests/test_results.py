@@ -60,6 +60,12 @@ def as_in_the_table(line: Verdict) -> str:
     return f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]{unit} | {found.n}"
 
 
+def test_every_exact_claim_is_verified(board: dict[str, Verdict]) -> None:
+    exact = {name: x.verdict for name, x in board.items() if x.claim.kind == "exact"}
+    assert len(exact) == 22
+    assert set(exact.values()) == {"verified"}
+
+
 INTERVAL = re.compile(r"([+-]?\d+\.\d+)[ a-z]* \[([+-]?\d+\.\d+), ([+-]?\d+\.\d+)\]")
 
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from offsphere.analysis.claim_file import KINDS, Claim, load_claims, untrained_twin
@@ -111,24 +112,32 @@ def evaluate_claims(
     ]
 
 
-def board(lines: Sequence[Verdict], width: int | None = None) -> str:
-    """One line per claim, grouped by kind and heading; cut to `width` signs if one is given."""
+def board(lines: Sequence[Verdict], width: int = 100) -> str:
+    """Every claim with its verdict, figure and published figure; then how each family stands."""
     text = []
-    columns = [_columns(line) for line in lines]
-    widths = [max(len(row[i]) for row in columns) for i in range(len(columns[0]) - 1)]
     for kind, heading in groups(lines):
-        rows = [
-            row
-            for row, line in zip(columns, lines, strict=True)
-            if in_group(line.claim, kind, heading)
-        ]
-        text.append(f"# {kind}{f', {heading}' if heading else ''}: {_title(kind, len(rows))}")
-        for row in rows:
-            padded = (cell.ljust(size) for cell, size in zip(row[:-1], widths, strict=True))
-            text.append("  ".join([*padded, row[-1]]).rstrip())
-    if width is not None:
-        text = [line if len(line) <= width else line[: width - 1] + "…" for line in text]
+        of_group = [line for line in lines if in_group(line.claim, kind, heading)]
+        text.append(f"# {kind}{f', {heading}' if heading else ''}: {_title(kind, len(of_group))}")
+        for line in of_group:
+            first, *others = _told(line)
+            text.append(_wrapped(first, width, "  "))
+            text += [_wrapped(other, width, "    ") for other in others]
+    for kind, heading in groups(lines, ["primary"]):
+        words = Counter(x.verdict for x in lines if in_group(x.claim, kind, heading))
+        told = ", ".join(f"{count} {word}" for word, count in words.items())
+        text.append(_wrapped(f"{heading or 'primary claims'}: {told}.", width))
     return "\n".join(text) + "\n"
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> str:
+    return fill(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 def groups(lines: Sequence[Verdict], kinds: Sequence[str] = KINDS) -> list[tuple[str, str | None]]:
@@ -164,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 "studies' folders, such as results."
             )
         lines = evaluate_claims(claims, settings.results)
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        width = max(60, shutil.get_terminal_size((100, 0)).columns)
         print(to_json(lines) if settings.json else board(lines, width), end="")
 
 
@@ -266,19 +275,22 @@ def _title(kind: str, count: int) -> str:
     return what[kind]
 
 
-def _columns(line: Verdict) -> tuple[str, ...]:
-    """id, kind, verdict, measured with interval, what it rests on, published and drawn."""
+def _told(line: Verdict) -> list[str]:
+    """The lines that tell of a claim: its verdict, what is claimed, measured, published, drawn."""
     claim, measured = line.claim, line.measured
-    published = f"published: {claim.published or 'no figure'}"
-    if line.figures:
-        published += f"; drawn in {', '.join(line.figures)}"
+    drawn = [f"drawn in: {', '.join(line.figures)}"] if line.figures else []
+    published = [f"published: {claim.published}"] if claim.published else []
+    claimed = [claim.text] if claim.kind == "primary" else []
     if measured is None:
-        return claim.id, claim.kind, f"{line.verdict}: {line.sentence}", "", "", published
+        return [f"{claim.id}: {line.verdict}: {line.sentence}", *claimed, *published, *drawn]
+    figure = f"{_size(claim, measured)}; {rests_on(line)}"
+    if claim.kind == "descriptive":
+        return [f"{claim.id}: {figure}", *published, *drawn]
     word = line.verdict
     if word == "not settled":
         seeds = "over 1000" if line.seeds_needed is None else line.seeds_needed
         word += f" (80 % power: n={seeds})"
-    return claim.id, claim.kind, word, _size(claim, measured), rests_on(line), published
+    return [f"{claim.id}: {word}", *claimed, f"measured: {figure}", *published, *drawn]
 
 
 def _size(claim: Claim, measured: OverSeeds) -> str:

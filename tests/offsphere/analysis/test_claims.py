@@ -238,7 +238,7 @@ def test_runs_at_the_floor_are_counted_where_the_claim_rests_on_them(tmp_path):
     first, second = evaluate_claims(load_claims(path), root)
     assert (first.verdict, first.at_floor) == ("shown beyond the margin", (3, 8))
     assert second.at_floor == (0, 0)
-    assert "n=4, 3 of 8 runs at the floor" in board([first, second])
+    assert "n=4, 3 of 8 runs at the floor" in board([first, second], width=200)
     assert "n=4, 3 of 8 runs at the floor" in str(page._claim(first, {}))
 
 
@@ -384,7 +384,7 @@ def test_the_contrast_of_trained_minus_untrained_stands_beside_it(tmp_path):
     assert line.measured is not None
     assert line.by_training.value == pytest.approx(line.measured.value - 0.02)
     said = f"trained minus untrained {line.by_training.value:+.4g} ["
-    assert f"n=4, 78 to 3,125 steps, {said}" in board([line])
+    assert f"n=4, 78 to 3,125 steps, {said}" in board([line], width=200)
     on_the_page = str(page._claim(line, {}))
     assert said in on_the_page
     assert "78 to 3,125 steps" in on_the_page
@@ -413,7 +413,7 @@ def test_holm_takes_back_what_one_claim_alone_would_show(tmp_path):
     assert evaluate_claims(family, root)[0].verdict == "not settled"
 
 
-def test_one_line_per_claim_grouped_and_never_wrapped_in_a_pipe(tmp_path):
+def test_the_board_has_a_block_per_claim_and_ends_with_a_count(tmp_path):
     path = write_claims(
         tmp_path / "claims.yaml",
         DESCRIPTIVE | {"published": "a long figure " * 30},
@@ -425,20 +425,33 @@ def test_one_line_per_claim_grouped_and_never_wrapped_in_a_pipe(tmp_path):
     command.append(f"--results={root}")
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
     lines = done.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["#", "sure", "#", "dot", "#", "figure"]
-    assert lines[5].endswith("published: " + " ".join(["a long figure"] * 30))
-    assert re.search(
-        r"^dot +primary +shown, inside the margin +\+0\.0\d+ \[\+0\.0\d+, \+0\.0\d+\] +n=5 +"
-        r"published: no figure$",
-        lines[3],
-    )
-    assert re.search(r"^sure +exact +not run: offsphere claims --run-tests ", lines[1])
+    blocks = [line for line in lines if not line.startswith("    ")]
+    assert [line.split()[0] for line in blocks] == [
+        "#",
+        "sure:",
+        "#",
+        "dot:",
+        "#",
+        "figure:",
+        "primary",
+    ]
+    assert blocks[1] == "  sure: not run: offsphere claims --run-tests"
+    assert blocks[3] == "  dot: shown, inside the margin"
+    claimed, measured = lines[4:6]
+    assert claimed.strip() == PRIMARY["text"]
+    assert re.fullmatch(r"    measured: \+0\.0\d+ \[\+0\.0\d+, \+0\.0\d+\]; n=5", measured)
+    assert re.fullmatch(r"  figure: \+0\.0\d+ \[\+0\.0\d+, \+0\.0\d+\]; n=5", blocks[5])
+    published = " ".join(line.strip() for line in lines[8:-1])
+    assert published == "published: " + " ".join(["a long figure"] * 30)
+    assert lines[-1] == "primary claims: 1 shown, inside the margin."
 
 
-def test_a_terminal_gets_lines_that_fit(tmp_path):
-    claims = load_claims(write_claims(tmp_path / "c.yaml", PRIMARY | {"published": "x" * 300}))
-    text = board(evaluate_claims(claims, tmp_path), width=80)
-    assert max(map(len, text.splitlines())) == 80
+def test_the_board_is_wrapped_not_cut(tmp_path):
+    text = "word " * 60
+    claims = load_claims(write_claims(tmp_path / "c.yaml", PRIMARY | {"published": text.strip()}))
+    shown = board(evaluate_claims(claims, tmp_path), width=80)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.count("word") == 60
 
 
 def test_json(tmp_path, capsys):
@@ -493,7 +506,7 @@ def test_run_tests_records_what_was_verified(tmp_path, capsys, monkeypatch):
     }
     main(flags)
     shown = capsys.readouterr().out
-    assert re.search(r"whole-test +exact +verified: 2 passed, \d{4}-", shown)
+    assert re.search(r"  whole-test: verified: 2 passed, \d{4}-", shown)
     assert "failed: tests/test_sums.py::test_bad failed, " in shown
     assert "not run: tests/test_nothing.py did not run, " in shown
     entries[0]["tests"] = nodes["in-class"]
