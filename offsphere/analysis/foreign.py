@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +132,12 @@ def is_whole(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number, NaN and infinity among them, that a float can hold."""
+    """Whether a value is a number, NaN and infinity among them, that a float can hold.
+
+    numpy's integers are: a column of them that has a gap gives its values so.
+    """
     try:
-        float(value if isinstance(value, int | float) else "x")
+        float(value if isinstance(value, Real) else "x")
     except (ValueError, OverflowError):
         return False
     return True

@@ -365,6 +365,15 @@ def test_no_figure_before_the_planned_pairs_have_ended(tmp_path):
     assert (line.measured.n, line.measured.dropped) == (4, 1)
 
 
+def test_a_run_that_failed_leaves_no_steps_and_the_others_keep_theirs(tmp_path):
+    table = cells(4, 0.2)
+    table["run/steps"] = pd.array([3125] * (len(table) - 1) + [pd.NA], dtype="Int64")
+    table.loc[len(table) - 1, ["status", "test/probe"]] = ["failed", math.nan]
+    (line,) = evaluate_claims([claim(tmp_path)], results(tmp_path, cells=table))
+    assert line.measured is not None
+    assert (line.measured.n, line.measured.dropped, line.steps) == (3, 1, (3125, 3125))
+
+
 def test_the_untrained_network_is_the_baseline_without_information(tmp_path):
     table = cells(4, 0.02)
     table["untrained/probe"] = 0.4 + 0.01 * table["seed"]
