@@ -143,8 +143,8 @@ def whiskers(
     return template("whiskers", y=y, colour=looks[0], shape=looks[1], **_ends(prefix))
 
 
-def row_axis(rows: Sequence[str], headings: Sequence[int]) -> Chart:
-    """The places of rows by their number, with their names; headings are bold."""
+def row_axis(rows: Sequence[str | Sequence[str]], headings: Sequence[int]) -> Chart:
+    """The places of rows by their number, with their names, each in one line or several."""
     names, bold = json.dumps(list(rows)), json.dumps(list(headings))
     return template("rows", names=names, headings=bold, places=list(range(len(rows))))
 

@@ -1,7 +1,4 @@
-"""The charts of the whole answer: verdicts, symmetry, the variance term, the squares of cells.
-
-No torch.
-"""
+"""The charts of the whole answer: verdicts, pictures of claims, cells against cosine. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from offsphere.analysis.chart_data import SIDES, ends
 from offsphere.analysis.charts import (
@@ -23,19 +20,24 @@ from offsphere.analysis.charts import (
     told,
     zero_line,
 )
-from offsphere.analysis.claims import Verdict
-from offsphere.analysis.conditions import all_steps, steps_text
-from offsphere.analysis.digest import Comparison, Study
-from offsphere.analysis.panels import Panel
+from offsphere.analysis.claim_file import Claim
+from offsphere.analysis.claims import Verdict, rests_on
+from offsphere.analysis.conditions import steps_text
+from offsphere.analysis.digest import Comparison
 from offsphere.analysis.words import words_of
 from offsphere.estimate import Estimate
 from offsphere.names import CORNERS, SQUARE
 from offsphere.page.charts import Chart, Columns, columns, drawn, write_figure
+from offsphere.run import safe_yaml
+from offsphere.share import CONFIGS
 
+PICTURES = CONFIGS / "pictures.yaml"
+CONTRASTS = "filled: ours, with 95 % intervals; hollow: published, without"
 KINDS = {"asymmetric": "different roles", "symmetric": "interchangeable", "control": "control"}
 PUBLISHED_ENCODER = "contriever"
-SPREAD = "train/negative_variance"
 SQUARED = ("Two views of an image", "Image and text", "Query and document", "Two halves")
+TRAINED = 1_000
+"""Optimiser steps from which on a network counts as trained."""
 FARTHEST = 2.0
 """Margins at which the axis of the verdicts ends."""
 
@@ -50,24 +52,40 @@ class Overview:
     title: str
 
 
-def write_overview(found: Mapping[str, Overview], lines: Sequence[Verdict], folder: Path) -> None:
+class Plate(NamedTuple):
+    """Charts that stand below each other under one title."""
+
+    title: str
+    charts: Sequence[Overview]
+
+
+def write_overview(found: Mapping[str, Plate], lines: Sequence[Verdict], folder: Path) -> None:
     """Write the charts that there are data for."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, overview in found.items():
-        write_figure(paper_chart(overview), overview.data, folder / name)
+    for name, plate in found.items():
+        write_figure(*paper_plate(plate), folder / name)
     if measured := [line for line in lines if line.measured and line.claim.kind == "primary"]:
         chart, data = forest(measured)
         write_figure(chart, data, folder / "verdicts")
 
 
-def overviews(studies: Sequence[Study], comparisons: Sequence[Comparison]) -> dict[str, Overview]:
-    """The charts over all studies, by name."""
-    found = {
-        "symmetry": symmetry(comparisons),
-        "variance": variance(studies),
-        "squares": squares(comparisons),
+def overviews(lines: Sequence[Verdict], comparisons: Sequence[Comparison]) -> dict[str, Plate]:
+    """The charts over all studies, by name: pictures of claims, then each cell against cosine."""
+    single = {"symmetry": symmetry(comparisons), "squares": squares(comparisons)}
+    return claim_plates(PICTURES, lines) | {
+        name: Plate(found.title, [found]) for name, found in single.items() if found is not None
     }
-    return {name: overview for name, overview in found.items() if overview is not None}
+
+
+def paper_plate(plate: Plate) -> tuple[Chart, dict[str, Columns]]:
+    """A plate as one figure, and its data."""
+    data = {name: columns for each in plate.charts for name, columns in each.data.items()}
+    charts = [paper_chart(each) for each in plate.charts]
+    if plate.title == plate.charts[0].title:
+        return charts[0], data
+    # Flush: the plots lie below each other, whatever the length of their labels.
+    title = {"text": plate.title, "subtitle": CONTRASTS, "frame": "bounds", "offset": 16}
+    return {"title": title, "vconcat": charts, "bounds": "flush", "spacing": 60}, data
 
 
 def page_chart(overview: Overview) -> Chart:
@@ -80,17 +98,17 @@ def page_chart(overview: Overview) -> Chart:
 
 def paper_chart(overview: Overview) -> Chart:
     """The chart with its first choice, or with one plot for each."""
-    drawing, title = (
-        overview.drawing,
-        {"text": overview.title, "subtitle": overview.drawing.caption},
-    )
+    drawing = overview.drawing
+    title = {"text": overview.title, "subtitle": drawing.caption}
+    if not drawing.caption:  # a panel of a plate, whose title says the rest
+        title = {"text": overview.title, "fontSize": 11, "frame": "group"}
     if drawing.facet is None:
         return {**page_chart(overview), "width": 2 * WIDTH, "title": title}
     chart = {**drawing.chart, "params": _params(overview), "title": title}
     inside = {key: chart.pop(key) for key in ("layer", "height")}
     order = next(iter(overview.controls.values()))
     facet = {"field": drawing.facet, "type": "nominal", "sort": list(order)}
-    split = {"facet": facet, "columns": 4, "spec": {**inside, "width": 0.7 * WIDTH}}
+    split = {"facet": facet, "columns": 3, "spec": {**inside, "width": 0.7 * WIDTH}}
     own = {"scale": {"y": "independent"}} if drawing.facet == "plot" else {}
     return {**chart, **split, "resolve": own}
 
@@ -125,6 +143,83 @@ def _in_margins(line: Verdict, row: int) -> dict[str, Any]:
     return {"row": row, **scaled, "text": f"{line.claim.id}: {line.verdict}"}
 
 
+def claim_plates(file: Path, lines: Sequence[Verdict]) -> dict[str, Plate]:
+    """The pictures that a file makes of claims, those of which something was measured."""
+    plates = safe_yaml.load(file.read_text(encoding="utf-8"), file) if file.exists() else []
+    board = {line.claim.id: line for line in lines}
+    found = {}
+    for plate in plates:
+        # The page of one study has its own claims only.
+        own = [(panel, _rows_on(panel, board)) for panel in plate["panels"]]
+        measured = [(panel, rows) for panel, rows in own if any(x and x.measured for _, x in rows)]
+        charts = [
+            claim_panel(panel, rows, f"{plate['id']}_{i}")
+            for i, (panel, rows) in enumerate(measured)
+        ]
+        if charts:
+            found[plate["id"]] = Plate(plate["title"], charts)
+    return found
+
+
+def _rows_on(
+    panel: Mapping[str, Any], board: Mapping[str, Verdict]
+) -> list[tuple[str, Verdict | None]]:
+    """A panel's labels with their claims; a heading has none."""
+    rows = [next(iter(row.items())) for row in panel["rows"]]
+    return [(words, board.get(key)) for key, words in rows if key == "heading" or key in board]
+
+
+def claim_panel(
+    panel: Mapping[str, Any], members: Sequence[tuple[str, Verdict | None]], name: str
+) -> Overview:
+    """Rows of claims on one axis, in their own unit."""
+    labels, rows, units = list[list[str]](), list[dict[str, Any]](), set[str]()
+    for row, (words, line) in enumerate(members):
+        labels.append([words])
+        if line is None:
+            continue
+        units.add(_unit(line.claim)[0])
+        rows += _claim_rows(line, row, words)
+        if line.measured:
+            labels[-1].append(f"{line.measured.n} seeds, {steps_text(line.steps)}")
+    chart = template(
+        "contrasts",
+        data=name,
+        zero=zero_line(),
+        axis=f"{' or '.join(sorted(units))}: {panel['axis']}",
+        y=row_axis(labels, [row for row, (_, line) in enumerate(members) if line is None]),
+        height=31 * len(labels),
+    )
+    return Overview(Drawing("", chart), {name: columns(rows)}, {}, panel["title"])
+
+
+def _claim_rows(line: Verdict, row: int, label: str) -> Iterator[dict[str, Any]]:
+    """A claim's figure and the published one, or why there is none."""
+    claim, found, (unit, scale) = line.claim, line.measured, _unit(line.claim)
+    nothing = {"mean": math.nan, "low": math.nan, "high": math.nan, "n": 0}
+    told = f"{label}\n{claim.id}: {line.verdict}"
+    if found is None:
+        note = line.verdict if line.verdict == "not testable here" else "waits for its runs"
+        yield {"row": row, "source": "ours", **nothing, "note": note, "text": told}
+    else:
+        value = Estimate(found.value, found.low, found.high, found.n).times(scale)
+        ends_of = f"{value.value:+.3g} [{value.low:+.3g}, {value.high:+.3g}] {unit}"
+        text = f"{told}\n{ends_of}\n{rests_on(line)}"
+        yield {"row": row, "source": "ours", **ends(value), "note": "", "text": text}
+    if claim.published_size is not None:
+        said = nothing | {"mean": claim.published_size * scale}
+        text = f"{label}\npublished: {claim.published}"
+        yield {"row": row, "source": "published", **said, "note": "", "text": text}
+
+
+def _unit(claim: Claim) -> tuple[str, float]:
+    """What a claim's figures are written in, and the number they are multiplied with for it."""
+    if claim.transform == "log":
+        return "log ratio (0.1 is about 10 %)", 1.0
+    scale = words_of(claim.terms[0][0]).scale
+    return ("points" if scale != 1 else "difference"), scale
+
+
 def symmetry(comparisons: Sequence[Comparison]) -> Overview | None:
     """Each cell over cosine in every task, by whether its two sides are interchangeable."""
     cells = sorted(
@@ -134,13 +229,14 @@ def symmetry(comparisons: Sequence[Comparison]) -> Overview | None:
     if not any(row["source"] == "ours" for row in rows):
         return None
     chart = template(
-        "symmetry",
+        "contrasts",
+        data="symmetry",
         zero=zero_line(),
-        headings=json.dumps(list(KINDS.values())),
+        axis="ln(cell / cosine): left of 0 magnitude hurts, right of it helps",
+        y=template("tasks", headings=json.dumps(list(KINDS.values()))),
         height=19 * max(Counter(row["cell"] for row in rows).values()),
     )
-    caption = "filled: ours, with 95 % intervals; hollow: published, without"
-    drawing = Drawing(caption, chart, {"cell": "cell"})
+    drawing = Drawing(CONTRASTS, chart, {"cell": "cell"})
     title = "Keeping both magnitudes (dot) over discarding them (cosine)"
     return Overview(drawing, {"symmetry": columns(rows)}, {"cell": cells}, title)
 
@@ -152,8 +248,8 @@ def _symmetry_rows(comparisons: Sequence[Comparison], cell: str) -> Iterator[dic
         of_kind = [c for c in chosen if c.kind == kind]
         nothing = {"mean": math.nan, "low": math.nan, "high": math.nan, "n": 0}
         if of_kind:
-            heading = {"cell": cell, "label": title, "order": order, "source": "", "text": ""}
-            yield heading | nothing
+            heading = {"cell": cell, "label": title, "order": order, "source": ""}
+            yield heading | nothing | {"note": "", "text": ""}
         for task in dict.fromkeys(c.task for c in of_kind):
             for c in (c for c in of_kind if c.task == task):
                 order += 1
@@ -162,6 +258,7 @@ def _symmetry_rows(comparisons: Sequence[Comparison], cell: str) -> Iterator[dic
                     "label": f"{task} ({_origin(c)})",
                     "order": order,
                     "source": "ours" if c.source == "ours" else "published",
+                    "note": "",
                     # An interval of two seeds would take the whole axis.
                     **(ends(c.ratio) if c.ratio.n > 2 else nothing | {"mean": c.ratio.value}),
                     "text": f"{cell} against cosine\n{task}: {c.where}\n{c.metric}, ln ratio "
@@ -170,39 +267,11 @@ def _symmetry_rows(comparisons: Sequence[Comparison], cell: str) -> Iterator[dic
         order += 1
 
 
-def variance(studies: Sequence[Study]) -> Overview | None:
-    """What the variance term gains, and what it does to the negatives, by batch size."""
-    panels = [p for s in studies for p in s.panels if _by_batch_size(p)]
-    if not panels:
-        return None
-    first = panels[0]
-    words = words_of(str(first.primary))
-    counts, rows = set[int](), []
-    gain = f"gain in {words.text}{words.unit and ','}{words.unit}"
-    for name in first.levels:
-        for x in sorted(_contexts(first)):
-            for panel, at in _most_seeds(panels, name, x):
-                row = {"level": f"weight {name}", "number": f"{x:g}"}
-                change, spread = panel.metrics[str(panel.primary)], panel.metrics.get(SPREAD)
-                if (found := change.difference[at]) is not None:
-                    counts.add(found.n)
-                    rows.append({**row, "plot": gain} | ends(found.times(words.scale)))
-                if spread is not None:
-                    rows.append({**row, "plot": "variance of negatives"} | ends(spread.summary[at]))
-    seeds = " to ".join(str(n) for n in sorted({min(counts), max(counts)})) if counts else "no"
-    steps = steps_text(all_steps(step for panel in panels for step in panel.steps))
-    sizes = [f"{x:g}" for x in sorted(_contexts(first))]
-    names = "datum.plot + ', ' + datum.level + ', batch size ' + datum.number"
-    chart = template("variance", told=told(names=names), sizes=sizes)
-    caption = f"{seeds} seeds" + (f", {steps}" if steps else "")
-    plots = list(dict.fromkeys(row["plot"] for row in rows))
-    drawing = Drawing(caption, chart, {"plot": "plot"}, "plot")
-    title = "What the variance term gains, and what it does to the negatives"
-    return Overview(drawing, {"variance": columns(rows)}, {"plot": plots}, title)
-
-
 def squares(comparisons: Sequence[Comparison]) -> Overview | None:
-    """The square of cells in every task, from its most seeds, beside published retrieval."""
+    """The square of cells in every task that was learned, beside published retrieval.
+
+    Of several squares of a task that of trained networks stands here, then that of most seeds.
+    """
     found: dict[tuple[str, str], dict[str, Comparison]] = {}
     for c in comparisons:
         published = c.setting == PUBLISHED_ENCODER and c.task.startswith("Query and document")
@@ -210,9 +279,10 @@ def squares(comparisons: Sequence[Comparison]) -> Overview | None:
             found.setdefault((c.task, c.where), {})[c.cell] = c
     best: dict[tuple[str, str], dict[str, Comparison]] = {}
     for cells in found.values():
-        if cells.keys() >= {*SQUARE} - {"cosine"}:
+        learned = not any(c.at_floor for c in cells.values())
+        if learned and cells.keys() >= {*SQUARE} - {"cosine"}:
             key = cells["dot"].task, cells["dot"].source
-            best[key] = max(best.get(key, {}), cells, key=_seeds)
+            best[key] = max(best.get(key, {}), cells, key=_weight)
     if all(source != "ours" for _, source in best):
         return None
     rows = [
@@ -223,7 +293,7 @@ def squares(comparisons: Sequence[Comparison]) -> Overview | None:
     lines = {"field": "lines", "type": "nominal"}
     shown = tiles(template("squares_places"), lines)
     chart = template("squares", told=told(names="datum.cell"), tiles=shown)
-    caption = "ln(cell / cosine); [95 % interval over seeds]"
+    caption = "ln(cell / cosine), blue above 0, orange below; [95 % interval over seeds]"
     drawing = Drawing(caption, chart, {"title": "task"}, "title")
     tasks = list(dict.fromkeys(row["title"] for row in rows))
     return Overview(drawing, {"squares": columns(rows)}, {"task": tasks}, "The squares of cells")
@@ -271,30 +341,10 @@ def _told_apart(comparisons: Sequence[Comparison]) -> list[Comparison]:
     ]
 
 
-def _most_seeds(panels: Sequence[Panel], level: str, number: float) -> list[tuple[Panel, int]]:
-    """The first panel's condition, or the one of another part that repeats it with more runs."""
-    best: list[tuple[Panel, int]] = []
-    for panel in panels:
-        context = _contexts(panel).get(number)
-        if context is None or level not in panel.levels:
-            continue
-        at = panel.condition(context, panel.levels.index(level))
-        if at is not None and all(_runs(*place) < _runs(panel, at) for place in best):
-            best = [(panel, at)]
-    return best
-
-
-def _contexts(panel: Panel) -> dict[float, int]:
-    return dict(panel.along.groups[0][1]) if panel.along else {}
-
-
-def _runs(panel: Panel, place: int) -> set[str]:
-    return set(panel.conditions[place].runs)
-
-
-def _seeds(cells: Mapping[str, Comparison]) -> float:
-    """The fewest seeds of a square's cells; a published square counts as more than none."""
-    return min((c.ratio.n + 0.5 for c in cells.values()), default=0.0)
+def _weight(cells: Mapping[str, Comparison]) -> tuple[bool, float]:
+    """Trained or hardly, and the fewest seeds; a published square counts as more than none."""
+    trained = bool(cells) and all((c.steps or (0, 0))[0] >= TRAINED for c in cells.values())
+    return trained, min((c.ratio.n + 0.5 for c in cells.values()), default=0.0)
 
 
 def _origin(c: Comparison) -> str:
@@ -303,14 +353,3 @@ def _origin(c: Comparison) -> str:
     origin = seeds if c.source == "ours" else c.source.rpartition(", ")[2]
     floor = "at the floor" if c.at_floor else ""
     return ", ".join(filter(None, [c.setting, origin, steps_text(c.steps), floor]))
-
-
-def _by_batch_size(panel: Panel) -> bool:
-    along = panel.along
-    return (
-        along is not None
-        and not along.of_levels
-        and along.factor == "batch_size"
-        and panel.treatment == "variance_weight"
-        and panel.primary is not None
-    )

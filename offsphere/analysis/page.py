@@ -18,7 +18,7 @@ from offsphere.analysis.charts import drawings, level_looks, page_charts
 from offsphere.analysis.claims import Verdict, groups, in_group, rests_on
 from offsphere.analysis.conditions import all_steps, steps_text
 from offsphere.analysis.digest import Comparison, Study
-from offsphere.analysis.overview import Overview, forest_row, page_chart
+from offsphere.analysis.overview import Plate, forest_row, page_chart
 from offsphere.analysis.page_tables import (
     comparisons_table,
     condition_name,
@@ -72,7 +72,7 @@ def render(
     studies: Sequence[Study],
     comparisons: Sequence[Comparison],
     lines: Sequence[Verdict],
-    overviews: Mapping[str, Overview],
+    overviews: Mapping[str, Plate],
     *,
     date: str,
     own: bool = False,
@@ -87,9 +87,10 @@ def render(
         for place, panel in enumerate(study.panels)
         if panel.treatment is not None and panel.primary is not None
     }
-    for name, overview in overviews.items():
-        chart = {name: for_page(page_chart(overview))}
-        stores[name] = {"data": overview.data, "charts": chart, "tables": {}}
+    for name, plate in overviews.items():
+        for i, overview in enumerate(plate.charts):
+            chart = {name: for_page(page_chart(overview))}
+            stores[f"{name}.{i}"] = {"data": overview.data, "charts": chart, "tables": {}}
     questions = [] if own else _questions(QUESTIONS, studies, lines)
     return render_page(
         "offsphere.analysis",

@@ -110,7 +110,7 @@ def write_report(
     comparisons = compare_with_cosine(found, published=published)
     date = date or datetime.now(UTC).date().isoformat()
     lines = _board(fixed, root, tables, {study.name for study in found} if studies else None)
-    overviews = overviews_of(found, comparisons)
+    overviews = overviews_of(lines, comparisons)
     text = render(found, comparisons, lines, overviews, date=date, own=own)
     page.parent.mkdir(parents=True, exist_ok=True)
     written, drawn = page.parent / "tables", page.parent / "figures"

@@ -60,6 +60,9 @@ CONFIG: dict[str, Any] = {
     "point": {"filled": True, "size": 60, "opacity": 1},
     "concat": {"spacing": 24},
 }
+PAPER_CONFIG = CONFIG | {"background": "#ffffff", "axis": CONFIG["axis"] | {"labelLimit": 420}}
+"""A paper is white in any reader, and has room for the names of rows; on a page, page.js gives them
+a share of the window."""
 PAINT = re.compile(r"var\(--([^)]+)\)")
 SCALE = 2.0
 """Pixels of a PNG for each pixel of a chart."""
@@ -106,11 +109,11 @@ def for_page(chart: Chart) -> Chart:
     return {**chart, "width": "container", "autosize": fit}
 
 
-def drawn(chart: Chart, datasets: Datasets) -> str:
+def drawn(chart: Chart, datasets: Datasets, config: Chart = CONFIG) -> str:
     """The chart as SVG that a page can carry as it is, in the page's colours."""
     import vl_convert  # pyright: ignore[reportMissingImports]
 
-    spec = {**chart, "config": CONFIG, "datasets": _rows(datasets)}
+    spec = {**chart, "config": config, "datasets": _rows(datasets)}
     return vl_convert.vegalite_to_svg(json.dumps(spec))
 
 
@@ -121,7 +124,7 @@ def write_figure(chart: Chart, datasets: Datasets, stem: Path) -> list[Path]:
     """
     import vl_convert  # pyright: ignore[reportMissingImports]
 
-    svg = PAINT.sub(lambda found: COLOURS[found[1]][0], drawn(chart, datasets))
+    svg = PAINT.sub(lambda found: COLOURS[found[1]][0], drawn(chart, datasets, PAPER_CONFIG))
     forms = {
         "svg": svg.encode(),
         "png": vl_convert.svg_to_png(svg, scale=SCALE),

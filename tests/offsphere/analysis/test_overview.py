@@ -11,10 +11,19 @@ import pytest
 from offsphere.analysis.claim_file import Claim
 from offsphere.analysis.claims import Verdict
 from offsphere.analysis.digest import Comparison
-from offsphere.analysis.overview import FARTHEST, forest, paper_chart, squares, symmetry
+from offsphere.analysis.overview import (
+    FARTHEST,
+    Plate,
+    claim_plates,
+    forest,
+    paper_chart,
+    paper_plate,
+    squares,
+    symmetry,
+)
 from offsphere.analysis.stats import estimate
 from offsphere.estimate import Estimate
-from offsphere.page.charts import drawn
+from offsphere.page.charts import PAPER_CONFIG, drawn
 
 
 def comparison(cell: str, where: str, mean: float, *, n: int = 5, **others: Any) -> Comparison:
@@ -62,7 +71,7 @@ def test_dot_over_cosine_by_symmetry_with_the_most_seeds_of_each_task():
     ]
     # The paper shows dot; the page any cell.
     assert found.controls == {"cell": ["dot", "qnorm"]}
-    svg = drawn(paper_chart(found), found.data)
+    svg = drawn(paper_chart(found), found.data, PAPER_CONFIG)
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
     assert [x for x in texts if "seed" in x or "table" in x] == [
         label for cell, label, mean, _ in rows if cell == "dot" and mean is not None
@@ -79,13 +88,86 @@ def test_a_square_needs_all_corners_and_ours():
     assert data["mean"] == [0, -0.1, 0.05, -0.2]
     sides = list(zip(data["left"], data["right"], strict=True))
     assert sides == [(left, right) for left in SIDES for right in SIDES]
-    svg = drawn(paper_chart(found), found.data)
+    svg = drawn(paper_chart(found), found.data, PAPER_CONFIG)
     assert all(x in svg for x in ("−0.200", "[−0.300, −0.100]"))
 
 
 def verdict(name: str, values: list[float], margin: float) -> Verdict:
     claim = Claim(name, "primary", "It is so.", "ours", None, margin=margin)
     return Verdict(claim, "shown", "", estimate(values))
+
+
+PLATES = """
+- id: roles
+  title: Does it matter?
+  panels:
+  - title: Where
+    axis: right of 0 it helps
+    rows:
+    - heading: different roles
+    - one: text
+    - two: images
+    - elsewhere: a claim of another study
+  - title: Nothing yet
+    axis: right of 0 it helps
+    rows: [{three: films}]
+- {id: empty, title: Later, panels: [{title: x, axis: x, rows: [{three: films}]}]}
+"""
+
+
+def test_a_picture_of_claims_has_their_figures_and_says_what_is_missing(tmp_path):
+    file = tmp_path / "pictures.yaml"
+    file.write_text(PLATES)
+    figures = [0.1, 0.2, 0.6]
+    of = {"kind": "descriptive", "text": "So.", "source": "ours", "published": "printed"}
+    measured = Claim("one", metric="test/x", transform="log", published_size=-0.6, **of)
+    shut = Claim("two", metric="test/x", transform="log", **of)
+    waits = Claim("three", metric="test/probe", **of)
+    board = [
+        Verdict(measured, "measured", "", estimate(figures), steps=(1000, 3125)),
+        Verdict(shut, "not testable here", "floor"),
+        Verdict(waits, "not run", "offsphere study x.yaml"),
+    ]
+    plates = claim_plates(file, board)
+    assert list(plates) == ["roles"]
+    (chart,) = plates["roles"].charts
+    data = chart.data["roles_0"]
+    rows = list(zip(*(data[key] for key in ("row", "source", "mean", "n", "note")), strict=True))
+    assert rows == [
+        (1, "ours", pytest.approx(0.3), 3, ""),
+        (1, "published", -0.6, 0, ""),
+        (2, "ours", None, 0, "not testable here"),
+    ]
+    assert data["low"][0] == pytest.approx(estimate(figures).low, rel=1e-3)
+    svg = drawn(*paper_plate(plates["roles"]), PAPER_CONFIG)
+    assert all(
+        x in svg for x in ("3 seeds, 1,000 to 3,125 steps", "images", "Does it matter?")
+    )
+    assert "another study" not in svg
+    assert claim_plates(tmp_path / "none.yaml", board) == {}
+
+
+def test_points_are_written_as_points(tmp_path):
+    file = tmp_path / "pictures.yaml"
+    file.write_text(PLATES.replace("three: films", "three: films, in points"))
+    of = {"kind": "descriptive", "text": "So.", "source": "ours", "published": None}
+    claim = Claim("three", metric="test/probe", **of)
+    line = Verdict(claim, "measured", "", estimate([0.01, 0.02, 0.03]))
+    (chart,) = claim_plates(file, [line])["empty"].charts
+    assert chart.data["empty_0"]["mean"] == [2.0]
+    assert "points: x" in drawn(*paper_plate(Plate("x", [chart])), PAPER_CONFIG)
+
+
+def test_the_square_of_a_trained_network_stands_before_one_of_more_seeds():
+    cells = ("qnorm", "dnorm", "dot")
+    short = [comparison(c, "cells_simclr · a", -0.1, n=10, steps=(156, 156)) for c in cells]
+    long = [comparison(c, "cells_simclr · b", -0.3, n=3, steps=(3125, 3125)) for c in cells]
+    floor = [
+        comparison(c, "cells_simclr · c", 9.0, steps=(5000, 5000), at_floor=True) for c in cells
+    ]
+    found = squares([*short, *floor, *long])
+    assert found is not None
+    assert found.data["squares"]["mean"] == [0, -0.3, -0.3, -0.3]
 
 
 def test_verdicts_share_an_axis_of_margins():
