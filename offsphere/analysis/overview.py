@@ -57,6 +57,7 @@ class Plate(NamedTuple):
 
     title: str
     charts: Sequence[Overview]
+    caption: str = ""
 
 
 def write_overview(found: Mapping[str, Plate], lines: Sequence[Verdict], folder: Path) -> None:
@@ -83,9 +84,12 @@ def paper_plate(plate: Plate) -> tuple[Chart, dict[str, Columns]]:
     charts = [paper_chart(each) for each in plate.charts]
     if plate.title == plate.charts[0].title:
         return charts[0], data
-    # Flush: the plots lie below each other, whatever the length of their labels.
-    title = {"text": plate.title, "subtitle": CONTRASTS, "frame": "bounds", "offset": 16}
-    return {"title": title, "vconcat": charts, "bounds": "flush", "spacing": 60}, data
+    # What is chosen is one for all plots, and they lie below each other (flush), whatever the length
+    # of their labels.
+    chosen = {each["name"]: each for chart in charts for each in chart.pop("params")}
+    title = {"text": plate.title, "subtitle": plate.caption, "frame": "bounds", "offset": 16}
+    stacked = {"vconcat": charts, "bounds": "flush", "spacing": 80}
+    return {"title": title, "params": list(chosen.values()), **stacked}, data
 
 
 def page_chart(overview: Overview) -> Chart:
@@ -99,7 +103,8 @@ def page_chart(overview: Overview) -> Chart:
 def paper_chart(overview: Overview) -> Chart:
     """The chart with its first choice, or with one plot for each."""
     drawing = overview.drawing
-    title = {"text": overview.title, "subtitle": drawing.caption}
+    shown = [] if drawing.facet else [values[0] for values in overview.controls.values()]
+    title = {"text": overview.title, "subtitle": ", ".join([drawing.caption, *shown])}
     if not drawing.caption:  # a panel of a plate, whose title says the rest
         title = {"text": overview.title, "fontSize": 11, "frame": "group"}
     if drawing.facet is None:
@@ -157,7 +162,7 @@ def claim_plates(file: Path, lines: Sequence[Verdict]) -> dict[str, Plate]:
             for i, (panel, rows) in enumerate(measured)
         ]
         if charts:
-            found[plate["id"]] = Plate(plate["title"], charts)
+            found[plate["id"]] = Plate(plate["title"], charts, CONTRASTS)
     return found
 
 

@@ -19,6 +19,7 @@ from offsphere.analysis.charts import write_figures
 from offsphere.analysis.claim_file import Claim, load_claims
 from offsphere.analysis.claims import Verdict, evaluate_claims
 from offsphere.analysis.digest import compare_with_cosine, read_study
+from offsphere.analysis.over_collections import collection_plates
 from offsphere.analysis.overview import overviews as overviews_of
 from offsphere.analysis.overview import write_overview
 from offsphere.analysis.page import render
@@ -110,7 +111,7 @@ def write_report(
     comparisons = compare_with_cosine(found, published=published)
     date = date or datetime.now(UTC).date().isoformat()
     lines = _board(fixed, root, tables, {study.name for study in found} if studies else None)
-    overviews = overviews_of(lines, comparisons)
+    overviews = overviews_of(lines, comparisons) | collection_plates(tables)
     text = render(found, comparisons, lines, overviews, date=date, own=own)
     page.parent.mkdir(parents=True, exist_ok=True)
     written, drawn = page.parent / "tables", page.parent / "figures"

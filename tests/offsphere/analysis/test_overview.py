@@ -140,9 +140,7 @@ def test_a_picture_of_claims_has_their_figures_and_says_what_is_missing(tmp_path
     ]
     assert data["low"][0] == pytest.approx(estimate(figures).low, rel=1e-3)
     svg = drawn(*paper_plate(plates["roles"]), PAPER_CONFIG)
-    assert all(
-        x in svg for x in ("3 seeds, 1,000 to 3,125 steps", "images", "Does it matter?")
-    )
+    assert all(x in svg for x in ("3 seeds, 1,000 to 3,125 steps", "images", "Does it matter?"))
     assert "another study" not in svg
     assert claim_plates(tmp_path / "none.yaml", board) == {}
 
