@@ -60,6 +60,7 @@ COPIED = {
     "changelog": "CHANGELOG.md",
     "recipes": "configs/README.md",
     "results": "results/README.md",
+    "short_runs": "results/short_runs.md",
 }
 """Pages whose text stands elsewhere in the tree, where people look for it."""
 

@@ -302,7 +302,7 @@ def anchors(page: Path) -> set[str]:
     return {anchor(x) for x in re.findall(r"^#+ (.*)$", outside, re.MULTILINE)}
 
 
-LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "results" / "README.md"]
+LINKED = [*PAGES, ROOT / "CHANGELOG.md", *sorted((ROOT / "results").glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -12,6 +12,7 @@ import pytest
 
 from offsphere.analysis.claim_file import load_claims
 from offsphere.analysis.claims import Verdict, evaluate_claims
+from offsphere.analysis.conditions import steps_text
 from offsphere.analysis.overview import PICTURES
 from offsphere.analysis.report import write_report
 from offsphere.run import safe_yaml
@@ -37,17 +38,20 @@ def test_the_page_can_be_made_again_from_the_tables(committed: Path, tmp_path: P
     assert again.read_text() == page
 
 
-def test_the_answer_has_the_verdicts_and_figures_of_the_board(committed: Path) -> None:
-    claims = load_claims(ROOT / "configs" / "claims.yaml")
+@pytest.mark.parametrize(
+    ("name", "heading"), [("README.md", "trained networks"), ("short_runs.md", "short runs")]
+)
+def test_a_page_has_the_verdicts_and_figures_of_the_board(
+    committed: Path, board: dict[str, Verdict], name: str, heading: str
+) -> None:
     waiting = ("not run", "running", "incomplete")
-    board = [line for line in evaluate_claims(claims, committed) if line.claim.kind == "primary"]
-    board = [line for line in board if line.verdict not in waiting]
-    rows = re.findall(
-        r"^\| ([a-z-]+) \| ([a-z ,-]+) \| (.*) \|$", (committed / "README.md").read_text(), re.M
-    )
+    primary = [x for x in board.values() if x.claim.kind == "primary"]
+    lines = [x for x in primary if x.claim.heading == heading and x.verdict not in waiting]
+    page = (committed / name).read_text()
+    rows = re.findall(r"^\| ([a-z-]+) \| ([a-z ,-]+) \| (.*) \|$", page, re.M)
     rows = [row for row in rows if set(row[0]) != {"-"}]
-    assert [row[0] for row in rows] == [line.claim.id for line in board]
-    for (_, said, figures), line in zip(rows, board, strict=True):
+    assert [row[0] for row in rows] == [line.claim.id for line in lines]
+    for (_, said, figures), line in zip(rows, lines, strict=True):
         assert said == line.verdict
         assert figures == as_in_the_table(line)
 
@@ -57,7 +61,10 @@ def as_in_the_table(line: Verdict) -> str:
     if found is None:
         return f"{line.sentence} | –"
     unit = " log ratio" if line.claim.transform == "log" else ""
-    return f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]{unit} | {found.n}"
+    unit = " Fisher's z" if line.claim.correlate else unit
+    figures = f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]{unit} | {found.n}"
+    steps = f" | {steps_text(line.steps)}" if line.claim.heading == "trained networks" else ""
+    return figures + steps
 
 
 def test_every_exact_claim_is_verified(board: dict[str, Verdict]) -> None:
@@ -77,7 +84,7 @@ def board(committed: Path) -> dict[str, Verdict]:
 
 def test_every_interval_in_the_prose_is_on_the_board(board: dict[str, Verdict]) -> None:
     """Code blocks hold examples, not results."""
-    pages = [ROOT / "README.md", ROOT / "results" / "README.md", *(ROOT / "docs").rglob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "results").glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     for page in pages:
         prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
         found = INTERVAL.findall(prose)

@@ -84,8 +84,8 @@ def paper_plate(plate: Plate) -> tuple[Chart, dict[str, Columns]]:
     charts = [paper_chart(each) for each in plate.charts]
     if plate.title == plate.charts[0].title:
         return charts[0], data
-    # What is chosen is one for all plots, and they lie below each other (flush), whatever the length
-    # of their labels.
+    # What is chosen is one for all plots; flush: they lie below each other, whatever the length of
+    # their labels.
     chosen = {each["name"]: each for chart in charts for each in chart.pop("params")}
     title = {"text": plate.title, "subtitle": plate.caption, "frame": "bounds", "offset": 16}
     stacked = {"vconcat": charts, "bounds": "flush", "spacing": 80}

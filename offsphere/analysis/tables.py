@@ -26,6 +26,7 @@ from offsphere.run import safe_yaml
 from offsphere.run.catalog import identity, named
 from offsphere.run.files import atomic_write
 from offsphere.run.record import RunFolder
+from offsphere.share import ADDED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,7 +114,16 @@ def runs_table(folder: str | Path) -> pd.DataFrame:
             row = labels | fresh[row["run"]]
         rows.append(row)
     stored = {row["run"] for row in rows}
-    return table_of(rows + [row for name, row in fresh.items() if name not in stored])
+    rows += [row for name, row in fresh.items() if name not in stored]
+    return table_of(_with_later_settings(rows))
+
+
+def _with_later_settings(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, the older of which say what they did before a setting of the newer ones existed."""
+    later = safe_yaml.load(ADDED.read_text(encoding="utf-8"), ADDED)
+    known = {name for row in rows for name in later if row.get(name) is not None}
+    added = {name: later[name] for name in known}
+    return [row | {k: v for k, v in added.items() if row.get(k) is None} for row in rows]
 
 
 def run_row(path: str | Path) -> dict[str, Any]:

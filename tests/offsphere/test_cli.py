@@ -8,7 +8,8 @@ import socket
 import pytest
 
 from offsphere import cli
-from offsphere.share import TASKS
+from offsphere.run import safe_yaml
+from offsphere.share import ADDED, TASKS
 
 MISTAKES = {
     "study s.yaml --worker=2": "offsphere study: error: Unknown setting '--worker'. Did you mean "
@@ -78,6 +79,13 @@ def test_every_training_script_declares_its_task_and_old_plans_read_the_same():
     assert {name for name, x in scripts.items() if x.make} <= set(declared)
     written = json.loads(TASKS.read_text())
     assert written == json.loads(json.dumps(declared))
+
+
+def test_settings_that_came_later_are_known_to_the_tables():
+    configs = [make().config_class for make in cli.SCRIPTS.values()]
+    fields = [field for config in configs for field in dataclasses.fields(config)]
+    added = {field.name: field.default for field in fields if field.metadata.get("added")}
+    assert safe_yaml.load(ADDED.read_text(), ADDED) == added
 
 
 @pytest.mark.parametrize("words", MISTAKES)
