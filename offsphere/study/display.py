@@ -95,7 +95,10 @@ def which_run(runs: Sequence[Run]) -> dict[Path, str]:
 
 
 def _spelt(value: Any) -> Any:
-    """A value as its user writes it: data by their name."""
+    """A value as its user writes it: data by their name, of a list the first and the number."""
+    if isinstance(value, list | tuple):
+        first = " ".join(str(_spelt(each)) for each in value[:1])
+        return f"{first} and {len(value) - 1} more" if len(value) > 1 else first or "none"
     return named(value) if isinstance(value, str) else value
 
 

@@ -1,4 +1,5 @@
 import math
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -116,6 +117,19 @@ def test_a_folder_is_newer_than_its_row_and_labels_are_kept(study):
     assert list(merged["test/probe"].iloc[[0, 5, 6]]) == [1 / 3, 1 / 3, 0.9]
     assert merged.loc[4, "status"] == "cut"
     assert "test/knn" not in merged.columns or pd.isna(merged.loc[4, "test/knn"])
+
+
+def test_a_row_that_is_older_than_a_setting_has_its_default(study):
+    table = runs_table(study)
+    assert "loss_precision" not in table.columns
+    newer = table.assign(loss_precision=["fp32", "tf32", None, None, None], limit=None)
+    write_runs(newer, study / RUNS)
+    stored = [path for path in study.iterdir() if path.is_dir()]
+    for path in stored:
+        shutil.rmtree(path)
+    read = runs_table(study)
+    assert list(read["loss_precision"]) == ["fp32", "tf32", "tf32", "tf32", "tf32"]
+    assert read["limit"].isna().all()
 
 
 def test_a_run_that_was_moved_aside_does_not_count(study):
