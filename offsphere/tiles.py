@@ -150,7 +150,7 @@ def sweep_log_partitions(
     # First sweep: the sum of every row and, both ways, of every column.
     rows = left.new_full((len(left),), exps.empty) if own is None else exps.terms(own.clone())
     cols = rows if symmetric else left.new_full((len(right),), exps.empty)
-    positives = left.new_zeros(()) if own is None else own.sum()
+    positives = left.new_zeros(()) if own is None else own[mine].sum()
     for number, at in enumerate(tiles):
         i, j = at
         scores = compute(number)
