@@ -237,11 +237,13 @@ def _log_partitions_op(
     if not _in_strips(left):
         sweep = tiles.sweep_log_partitions
         largest = scores_bound(temperature, *(x for x in (left, right) if x is not None))
-    # Few pairs as uncompiled, to the bit.
-    pairs = own is None and ids is None and how[1:3] == ((), (0,))
+    # Few rows as uncompiled, to the bit.
+    few = ids is None and path(left, left if right is None else right) == "dense"
     with outside_autocast(left, precision):
-        if right is not None and pairs and path(left, right) == "dense":
+        if few and how[1:3] == ((), (0,)) and right is not None:
             value, *grads = tiles.dense_pairs(left, right, temperature, weight, columns, needs_grad)
+        elif few and (positive or own is not None):
+            value, *grads = tiles.dense_rows(*inputs, *how[:3], needs_grad)
         else:
             value, *grads = sweep(*inputs, *how, largest, ALONE, needs_grad=needs_grad)
     if not _in_strips(left) and _seen(own, how[1], how[2]):
@@ -281,7 +283,10 @@ def _softplus_op(
     if not _in_strips(left):
         scores_bound(temperature, left, right)
     with outside_autocast(left, precision):
-        value, *grads = sweep(left, right, temperature, bias, weight, ALONE, True)
+        if path(left, right) == "dense":
+            value, *grads = tiles.dense_softplus(left, right, temperature, bias)
+        else:
+            value, *grads = sweep(left, right, temperature, bias, weight, ALONE, True)
     return _whole(value, grads)
 
 
