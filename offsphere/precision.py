@@ -65,11 +65,9 @@ def compiling() -> bool:
 
 def eagerly(function: Callable[..., Tensor], *inputs: object) -> Tensor:
     """What the function gives; torch.compile leaves it alone and compiles what surrounds it."""
-    return _disabled(function, *inputs) if compiling() else function(*inputs)  # pyright: ignore
-
-
-@torch.compiler.disable
-def _disabled(function: Callable[..., Tensor], *inputs: object) -> Tensor:
+    if compiling():
+        # Not as a decorator, which would load the compiler with the library.
+        return torch.compiler.disable(function)(*inputs)  # pyright: ignore
     return function(*inputs)
 
 

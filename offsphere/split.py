@@ -87,7 +87,6 @@ ALONE = Split()
 """One process that computes everything."""
 
 
-@torch.compiler.disable
 def gather_with_gradient(x: Float[Tensor, "n d"]) -> Float[Tensor, "rows d"]:
     """The rows of all ranks, in rank order; each rank's gradient flows back to where it belongs."""
     if not dist.is_initialized():
