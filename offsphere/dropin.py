@@ -33,7 +33,13 @@ from offsphere import losses
 from offsphere.cells import ROUNDED_UP, Cell, calibrate, shrink
 from offsphere.momentum import Queue
 from offsphere.names import LOSS_PRECISIONS, SCALES, unknown
-from offsphere.precision import at_least_float32, compiling, row_products, transformed
+from offsphere.precision import (
+    at_least_float32,
+    compiling,
+    eagerly,
+    row_products,
+    transformed,
+)
 from offsphere.split import Split, gather_with_gradient, process_count
 from offsphere.streamed import bad_temperature
 from offsphere.variance import negative_variance, spread_out
@@ -107,7 +113,7 @@ class DropIn(nn.Module):
         if not gather:
             self._split = self._alone
             return sides
-        gathered = [gather_with_gradient(x) for x in sides]
+        gathered = [eagerly(gather_with_gradient, x) for x in sides]
         place = dist.get_rank(), dist.get_world_size()
         self._split = Split(*place, local=self._local, precision=self._alone.precision)
         return gathered
@@ -345,7 +351,7 @@ class NTXentLoss(DropIn):
         loss = loss + self._variance(out0, negatives, paired=False)
         loss = loss + self._gor(out0, negatives, paired=False)
         if train:
-            bank.enqueue(gather_with_gradient(out1.detach()) if gather else out1)
+            bank.enqueue(eagerly(gather_with_gradient, out1.detach()) if gather else out1)
         return loss
 
 

@@ -6,7 +6,7 @@ so: their operands then have 10 bits after the point, and sums stay float32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -61,6 +61,14 @@ def row_products(a: Tensor, b: Tensor) -> Tensor:
 def compiling() -> bool:
     """Whether torch.compile is tracing: there are no values to look at."""
     return torch.compiler.is_compiling()
+
+
+def eagerly(function: Callable[..., Tensor], *inputs: object) -> Tensor:
+    """What the function gives; torch.compile leaves it alone and compiles what surrounds it."""
+    if compiling():
+        # Not as a decorator, which would load the compiler with the library.
+        return torch.compiler.disable(function)(*inputs)  # pyright: ignore
+    return function(*inputs)
 
 
 def transformed() -> bool:

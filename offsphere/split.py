@@ -38,6 +38,10 @@ class Split:
         """This rank's rows of so many: contiguous, in rank order, as equal as they can be."""
         return slice(total * self.rank // self.count, total * (self.rank + 1) // self.count)
 
+    def share_of(self, x: Tensor) -> Tensor:
+        """This rank's rows of x: alone x itself, as small batches feel the cost of a view."""
+        return x if self.count == 1 else x[self.mine(len(x))]
+
     def sum_(self, x: Tensor) -> Tensor:
         """The sum over the ranks, in place and without a gradient."""
         if self.count > 1:

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from offsphere import strips, tiles
-from offsphere.precision import autocasts, compiling, outside_autocast, transformed
+from offsphere.precision import autocasts, compiling, eagerly, outside_autocast, transformed
 from offsphere.split import ALONE, Split
 from offsphere.strips import LOWEST
 
@@ -56,7 +56,8 @@ def path(
       autocast, which would round its products, nor for ranks, which share the rows.
     - tiles: everything else on a CPU: blocks that stay in its cache.
 
-    Under torch.compile a sum is one operation, which decides when it runs.
+    Under torch.compile a sum is one operation, which decides when it runs; that of ranks, who
+    exchange something in the middle of it, is not compiled.
     """
     if transformed():
         return "definition"
@@ -104,14 +105,12 @@ def log_partitions(
         t = torch.as_tensor(temperature, dtype=left.dtype, device=left.device)
         lists = (weight, list(exclude), list(positive), columns, ids)
         return _log_partitions_op(left, right, t, own, *lists, largest, split.precision, needs)[0]
-    value: Tensor = (
-        _LogPartitions.apply(*inputs, *how, largest, split)  # pyright: ignore
-        if found is None
-        else found
-    )
+    value = found
+    if value is None:
+        value = eagerly(_LogPartitions.apply, *inputs, *how, largest, split)
     # Strips hold a sum that cannot be negative at zero: to look at it would wait for the device.
     looks = not _in_strips(left) and _seen(own, exclude, positive)
-    return _with_digits(value, inputs, how) if looks else value
+    return eagerly(_with_digits, value, inputs, how) if looks else value
 
 
 def dense_pairs(
@@ -144,7 +143,7 @@ def softplus_sum(
     if compiling() and split.count == 1:
         t = torch.as_tensor(temperature, dtype=left.dtype, device=left.device)
         return _softplus_op(left, right, t, bias, weight, split.precision)[0]
-    return _SoftplusSum.apply(*inputs, weight, split)  # pyright: ignore
+    return eagerly(_SoftplusSum.apply, *inputs, weight, split)
 
 
 class _LogPartitions(torch.autograd.Function):
@@ -238,11 +237,13 @@ def _log_partitions_op(
     if not _in_strips(left):
         sweep = tiles.sweep_log_partitions
         largest = scores_bound(temperature, *(x for x in (left, right) if x is not None))
-    # Few pairs as uncompiled, to the bit.
-    pairs = own is None and ids is None and how[1:3] == ((), (0,))
+    # Few rows as uncompiled, to the bit.
+    few = ids is None and path(left, left if right is None else right) == "dense"
     with outside_autocast(left, precision):
-        if right is not None and pairs and path(left, right) == "dense":
+        if few and how[1:3] == ((), (0,)) and right is not None:
             value, *grads = tiles.dense_pairs(left, right, temperature, weight, columns, needs_grad)
+        elif few and (positive or own is not None):
+            value, *grads = tiles.dense_rows(*inputs, *how[:3], needs_grad)
         else:
             value, *grads = sweep(*inputs, *how, largest, ALONE, needs_grad=needs_grad)
     if not _in_strips(left) and _seen(own, how[1], how[2]):
@@ -282,7 +283,10 @@ def _softplus_op(
     if not _in_strips(left):
         scores_bound(temperature, left, right)
     with outside_autocast(left, precision):
-        value, *grads = sweep(left, right, temperature, bias, weight, ALONE, True)
+        if path(left, right) == "dense":
+            value, *grads = tiles.dense_softplus(left, right, temperature, bias)
+        else:
+            value, *grads = sweep(left, right, temperature, bias, weight, ALONE, True)
     return _whole(value, grads)
 
 

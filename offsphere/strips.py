@@ -55,7 +55,8 @@ def sweep_log_partitions(
     sums = _Sums(left, n, columns, len(strips), plain)
     positives = left.new_empty(n) if our_own is None else our_own
     grad_left = torch.empty_like(left) if split.count == 1 else torch.zeros_like(left)
-    grad_right = torch.empty_like(right) if needs_right else None
+    # The first strip writes it. A rank without rows has no strip, and adds zero.
+    grad_right = (torch.empty_like if strips else torch.zeros_like)(right) if needs_right else None
 
     def compute(i: slice, positives: Tensor | None = None) -> Tensor:
         scores = torch.mm(scaled[i], right.T, out=buffer[: i.stop - i.start])

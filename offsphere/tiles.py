@@ -103,12 +103,58 @@ def dense_pairs(left, right, temperature, weight, columns, needs_grad):
         (grad[:, :columns] if wider else grad).add_(of_cols)
     else:
         grad.diagonal().sub_(weight)
+    return value, *_of_sides(grad, scaled, right, temperature, needs_grad), None
+
+
+def dense_rows(left, right, temperature, own, weight, exclude, positive, needs_grad):
+    """The definitions of the losses of rows alone, and their gradients, to the bit as above."""
+    symmetric = right is None
+    right = left if symmetric else right
+    scaled = left / temperature
+    scores = torch.mm(scaled, right.t())
+    # The own score as a first column, as where the definition has it.
+    among = scores if own is None else torch.cat([own.unsqueeze(1), scores], 1)
+    scores = among if own is None else among[:, 1:]
+    at = slice(0, len(left)), slice(0, len(right))
+    positives = own if own is not None else torch.cat([*crossing(scores, at, positive)])
+    without(scores, at, exclude, -math.inf)
+    rows = among.logsumexp(1)
+    value = (rows - positives).mean()
+    if not any(needs_grad):
+        return value, None, None, None, None
+    shares = (among - rows.unsqueeze(1)).exp_().mul_(weight)
+    grad = shares if own is None else shares[:, 1:]
+    for diagonal in crossing(grad, at, positive):
+        diagonal.sub_(weight)
+    grad_own = None if own is None else shares[:, 0] - weight
+    needs = (True, symmetric or needs_grad[1], needs_grad[2])
+    grad_left, grad_right, grad_temperature = _of_sides(grad, scaled, right, temperature, needs)
+    if symmetric:
+        grad_left, grad_right = grad_left + grad_right, None
+    return value, grad_left, grad_right, grad_temperature, grad_own
+
+
+def dense_softplus(left, right, temperature, bias):
+    """The definition of `siglip`, and its gradients, to the bit as above."""
+    scaled = left / temperature
+    logits = torch.mm(scaled, right.t()) + bias
+    sign = 2.0 * torch.eye(*logits.shape, dtype=logits.dtype) - 1
+    logits *= sign
+    terms, buffer = torch.ops.aten.log_sigmoid_forward(logits)
+    each = (-1 / terms.new_full((), len(left))).expand_as(terms)
+    grad = torch.ops.aten.log_sigmoid_backward(each, logits, buffer) * sign
+    grads = _of_sides(grad, scaled, right, temperature, (True,) * 3)
+    return -terms.sum() / len(left), *grads, grad.sum()
+
+
+def _of_sides(grad, scaled, right, temperature, needs_grad):
+    """From the gradient of the scores those of left, right and temperature."""
     grad_scaled, grad_right, grad_temperature = torch.mm(grad, right), None, None
     if needs_grad[1]:
         grad_right = torch.mm(grad.t(), scaled)
     if needs_grad[2]:
         grad_temperature = (-grad_scaled * (scaled / temperature)).sum()
-    return value, grad_scaled / temperature, grad_right, grad_temperature, None
+    return grad_scaled / temperature, grad_right, grad_temperature
 
 
 def _log_sum_exp(scores: Tensor, dim: int) -> Tensor:
@@ -150,7 +196,7 @@ def sweep_log_partitions(
     # First sweep: the sum of every row and, both ways, of every column.
     rows = left.new_full((len(left),), exps.empty) if own is None else exps.terms(own.clone())
     cols = rows if symmetric else left.new_full((len(right),), exps.empty)
-    positives = left.new_zeros(()) if own is None else own.sum()
+    positives = left.new_zeros(()) if own is None else own[mine].sum()
     for number, at in enumerate(tiles):
         i, j = at
         scores = compute(number)

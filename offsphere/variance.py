@@ -184,7 +184,7 @@ class _FromGrams(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, u, v, shift, paired, split):
-        ours, theirs = u[split.mine(len(u))], v[split.mine(len(v))]
+        ours, theirs = split.share_of(u), split.share_of(v)
         with outside_autocast(u, split.precision):
             gram_u = split.sum_(ours.T @ ours)
             gram_v = gram_u if v is u else split.sum_(theirs.T @ theirs)
@@ -204,16 +204,16 @@ class _FromGrams(torch.autograd.Function):
         if torch.is_grad_enabled():
             return _plain_gradients(ctx, grad_outputs[0])
         u, v, gram_u, gram_v, sum_u, sum_v, positives = ctx.saved_tensors
-        scale = 2 * grad_outputs[0] * ctx.split.count / ctx.count
-        at_u, at_v = ctx.split.mine(len(u)), ctx.split.mine(len(v))
-        with outside_autocast(u, ctx.split.precision):
-            grad_u = torch.addmm(scale * ctx.shift * sum_v, u[at_u], scale * gram_v)
-            grad_v = torch.addmm(scale * ctx.shift * sum_u, v[at_v], scale * gram_u)
+        split, scale = ctx.split, 2 * ctx.split.count * grad_outputs[0] / ctx.count
+        ours, theirs = split.share_of(u), split.share_of(v)
+        with outside_autocast(u, split.precision):
+            grad_u = torch.addmm(scale * ctx.shift * sum_v, ours, scale * gram_v)
+            grad_v = torch.addmm(scale * ctx.shift * sum_u, theirs, scale * gram_u)
         if positives is not None:
-            positives = scale * positives[at_u]
-            grad_u.addcmul_(positives, v[at_u], value=-1)
-            grad_v.addcmul_(positives, u[at_u], value=-1)
-        return _among(grad_u, at_u, u), _among(grad_v, at_v, v), None, None, None
+            positives = scale * split.share_of(positives)
+            grad_u.addcmul_(positives, theirs, value=-1)
+            grad_v.addcmul_(positives, ours, value=-1)
+        return _among(grad_u, u, split), _among(grad_v, v, split), None, None, None
 
 
 class _FromProduct(torch.autograd.Function):
@@ -221,11 +221,10 @@ class _FromProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, u, v, shift, paired, split):
-        mine = split.mine(len(u))
         with outside_autocast(u, split.precision):
-            scores = (u[mine] @ v.T).add_(shift)
+            scores = (split.share_of(u) @ v.T).add_(shift)
             if paired:
-                scores.diagonal(mine.start).zero_()
+                scores.diagonal(split.mine(len(u)).start).zero_()
             total = split.sum_(torch.dot(scores.flatten(), scores.flatten()))
         ctx.save_for_backward(u, v, scores)
         ctx.shift, ctx.paired, ctx.count = shift, paired, _count(u, v, paired)
@@ -237,18 +236,19 @@ class _FromProduct(torch.autograd.Function):
         if torch.is_grad_enabled():
             return _plain_gradients(ctx, grad_outputs[0])
         u, v, scores = ctx.saved_tensors
-        mine = ctx.split.mine(len(u))
-        scores = scores * (2 * grad_outputs[0] * ctx.split.count / ctx.count)
-        with outside_autocast(u, ctx.split.precision):
-            return _among(scores @ v, mine, u), scores.T @ u[mine], None, None, None
+        split = ctx.split
+        scores = scores * (2 * split.count * grad_outputs[0] / ctx.count)
+        with outside_autocast(u, split.precision):
+            grad_u, grad_v = scores @ v, scores.T @ split.share_of(u)
+        return _among(grad_u, u, split), grad_v, None, None, None
 
 
-def _among(part: Tensor, mine: slice, all_rows: Tensor) -> Tensor:
+def _among(part: Tensor, all_rows: Tensor, split: Split) -> Tensor:
     """A rank's rows among those of all, the others' zero."""
-    if len(part) == len(all_rows):
+    if split.count == 1:
         return part
     whole = torch.zeros_like(all_rows)
-    whole[mine] = part
+    whole[split.mine(len(all_rows))] = part
     return whole
 
 

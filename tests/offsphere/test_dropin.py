@@ -376,7 +376,7 @@ def test_the_largest_score_is_known_of_unit_rows_and_numbers(
         assert found.pop() == math.inf
 
 
-def rank_gradients(rank, world, port):
+def rank_gradients(rank, world, port, compiled):
     """Run by each rank as a script: the gradients of a DDP tower, from rank 0 as JSON."""
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     results = {}
@@ -390,6 +390,7 @@ def rank_gradients(rank, world, port):
         loss = getattr(dropin, name)(
             cell="dnorm", variance_weight=2.0, population=100, gor_weight=2.0, **kwargs
         )
+        loss = torch.compile(loss, backend="aot_eager") if compiled else loss
         loss(*ddp(torch.cat([a, b])).chunk(2), *arguments(name)).backward()
         results[name] = tower.weight.grad.tolist()
     results |= {"local": local_losses(rank, world)}
@@ -415,17 +416,19 @@ def local_losses(rank, world):
     return found
 
 
-def test_two_ranks_have_the_gradients_of_the_whole_batch(free_port):
+@pytest.mark.parametrize("compiled", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_two_ranks_have_the_gradients_of_the_whole_batch(free_port, compiled):
+    """Compiled too, where the graph ends before an exchange and another begins after it."""
     port = str(free_port())
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", __file__, str(rank), "2", port],
+            [sys.executable, "-W", "ignore", __file__, str(rank), "2", port, str(compiled)],
             stdout=subprocess.PIPE,
             text=True,
         )
         for rank in range(2)
     ]
-    outputs = [process.communicate(timeout=120)[0] for process in ranks]
+    outputs = [process.communicate(timeout=300)[0] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0]
     got = json.loads(outputs[0])
     mine, theirs = got.pop("local")

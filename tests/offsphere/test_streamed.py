@@ -18,7 +18,7 @@ LOSSES = {
 TERMS = {"cell": "dnorm", "variance_weight": 2.0, "population": 100, "gor_weight": 1.0}
 
 
-@pytest.mark.parametrize("options", [{}, TERMS])
+@pytest.mark.parametrize("options", [{}, {"cell": "dot"}, TERMS])
 @pytest.mark.parametrize("rows", [48, 150])
 @pytest.mark.parametrize("name", LOSSES)
 def test_one_graph_with_the_gradients_of_eager(name, rows, options):
@@ -45,9 +45,24 @@ def test_one_graph_with_the_gradients_of_eager(name, rows, options):
     assert sum("offsphere" in node for node in nodes) == 1
     (value, gradient), (expected, wanted) = found
     torch.testing.assert_close(value, expected, rtol=4 * EPS, atol=0)
-    # The rows that eager streams are computed alike; few rows are tiled here and dense in eager.
-    ulp = EPS * wanted.abs().max()
-    assert (gradient - wanted).abs().max() <= (2 if rows > 128 else 4) * ulp
+    assert (gradient - wanted).abs().max() <= 2 * EPS * wanted.abs().max()
+
+
+@pytest.mark.parametrize("options", [{}, {"cell": "dot"}])
+@pytest.mark.parametrize("rows", [16, 64, 128])
+@pytest.mark.parametrize("name", LOSSES)
+def test_few_rows_have_eagers_bits(name, rows, options):
+    """There autograd of the definition serves in eager, and its gradients by hand here."""
+    torch.manual_seed(rows)
+    loss, found = getattr(dropin, name)(**options), []
+    more = [x.clone().requires_grad_() for x in LOSSES[name]]
+    torch._dynamo.reset()
+    for call in (torch.compile(loss, fullgraph=True, backend="aot_eager"), loss):
+        torch.manual_seed(rows)
+        sides = [x.requires_grad_() for x in torch.randn(2, rows, 16)]
+        value = call(*sides, *more)
+        found.append([value.detach(), *torch.autograd.grad(value, [*sides, *more])])
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
 
 
 def test_a_bad_row_is_refused_when_a_compiled_loss_runs():
@@ -107,7 +122,7 @@ def test_three_compiled_steps_calibrate_and_fill_the_bank_as_eager_ones(case):
         found.append((gradients, state))
     (gradients, state), (wanted, expected) = found
     for x, y in zip(gradients, wanted, strict=True):
-        assert (x - y).abs().max() <= 4 * EPS * y.abs().max()
+        assert (x - y).abs().max() <= 2 * EPS * y.abs().max()
     for x, y in zip(state, expected, strict=True):
         torch.testing.assert_close(x, y, rtol=2 * EPS, atol=0)
 
