@@ -93,6 +93,25 @@ def test_every_interval_in_the_prose_is_on_the_board(board: dict[str, Verdict]) 
             assert any(is_measured(said, line) for line in board.values()), f"{page}: {said}"
 
 
+RESTS_ON = re.compile(r"(\d+) seeds, ([\d,]+(?: to [\d,]+)? steps)")
+
+
+@pytest.mark.parametrize("name", ["README.md", "results/README.md"])
+def test_every_interval_says_its_seeds_and_steps(board: dict[str, Verdict], name: str) -> None:
+    """In prose behind each, in a table in the sentence below it."""
+    text = (ROOT / name).read_text()
+    found = [*INTERVAL.finditer(text)]
+    assert found
+    for said in found:
+        rest = RESTS_ON.search(text, said.end())
+        assert rest is not None, said[0]
+        in_table = text[text.rfind("\n", 0, said.start()) + 1] == "|"
+        assert in_table or INTERVAL.search(text[said.end() : rest.start()]) is None, said[0]
+        claims = [x for x in board.values() if is_measured(said.groups(), x)]
+        seeds = {(str(x.measured and x.measured.n), steps_text(x.steps)) for x in claims}
+        assert rest.groups() in seeds, f"{said[0]}: {rest[0]}, not {seeds}"
+
+
 def test_the_advice_on_similarities_rests_on_these_verdicts(board: dict[str, Verdict]) -> None:
     """If one changes, read docs/which_similarity.md and docs/answer.md again."""
     page = (ROOT / "docs" / "which_similarity.md").read_text()

@@ -169,7 +169,7 @@ def _nan_where_nothing_was_written():
 @pytest.mark.usefixtures("_nan_where_nothing_was_written")
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("path", ["tiles", "strips"])
-@pytest.mark.parametrize(("rows", "count"), [(11, 3), (3, 5)])
+@pytest.mark.parametrize(("rows", "count"), [pytest.param(11, 3, marks=pytest.mark.slow), (3, 5)])
 @pytest.mark.parametrize("name", SHARED)
 def test_shares_add_up_to_the_whole(monkeypatch, name, rows, count, path, known):
     """Of as many ranks as may be, some have no row: they add zero."""
