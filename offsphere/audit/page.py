@@ -251,7 +251,8 @@ def _remedies(report: Report, words: Direction) -> Grid:
             ]
         )
     return Grid(
-        ("remedy", words.hit, "minus cosine", "AUROC of the top score", "hubness (skewness)"), rows
+        ("remedy", words.metric, "minus cosine", "AUROC of the top score", "hubness (skewness)"),
+        rows,
     )
 
 
@@ -316,13 +317,13 @@ def _right_by_norm(words: Direction, curve: Curve) -> Drawing:
 def _forest(report: Report, words: Direction) -> Drawing:
     """What each other score gains over cosine, with its interval, in points."""
     place, table = words.place, report.table
-    of = "" if words.metric == words.hit else f" ({words.metric})"  # remedies change the hit
     found = {
-        f"{' = '.join(cells)}{of}": table.get(*place, cells[0], f"{words.metric}_minus_cosine")
+        " = ".join(cells): table.get(*place, cells[0], f"{words.metric}_minus_cosine")
         for cells in report.how.groups(words)
         if "cosine" not in cells
     }
-    found |= {x.name: x.gain for x in shown_remedies(table, words, report.problems)}
+    remedies = shown_remedies(table, words, report.problems)
+    found |= {f"{x.name}, judged half": x.gain for x in remedies}
     gains = {name: gain for name, gain in found.items() if gain is not None}
     rows = [
         {"score": name, "value": x.value, "low": x.low, "high": x.high}

@@ -110,7 +110,7 @@ def audit(
         name=name,
         trained_with=trained_with,
         how=how,
-        headline=headline(advice, how.own),
+        headline=headline(advice, None if trained_with == "unknown" else how.own),
         advice=advice,
         table=table,
         told=tuple(data.told for data in sets),
