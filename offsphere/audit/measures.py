@@ -247,6 +247,22 @@ def _weighted_separation(
     return ((rights * below).sum() / pairs).item(), ((means[0] - means[1]) / spread).item()
 
 
+def check_enough(search: Search) -> None:
+    """Refuse what is too small for any part of an audit."""
+    words, examples = search.direction, int(search.example.max()) + 1
+    if examples < LEAST_EXAMPLES:
+        raise ValueError(
+            f"{words.data} has {examples} {words.examples}: at least {LEAST_EXAMPLES} are needed, "
+            "to fit similarities on one half and judge them on the other."
+        )
+    width = search.queries.shape[1]
+    if min(search.count, width) < 2:
+        raise ValueError(
+            f"{words.data} has {search.count} {words.candidates} vectors of width {width}: at "
+            "least 2 of width 2 are needed."
+        )
+
+
 def measure_remedies(
     search: Search, how: How, table: Table, names: Sequence[str] = ()
 ) -> list[Problem]:
@@ -255,12 +271,8 @@ def measure_remedies(
     `names` are those of `offsphere.evaluation.similarity`; without any, a usual choice. Returned
     are those that could not be fitted.
     """
+    check_enough(search)
     words, examples = search.direction, int(search.example.max()) + 1
-    if examples < LEAST_EXAMPLES:
-        raise ValueError(
-            f"{words.data} has {examples} {words.examples}: at least {LEAST_EXAMPLES} are needed, "
-            "to fit similarities on one half and judge them on the other."
-        )
     fitted_on = reference_half(examples, how.seed)
     reference, judged = search.among(fitted_on), search.among(~fitted_on)
     items, queries = reference.candidates(0.0), reference.queries

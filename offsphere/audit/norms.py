@@ -164,7 +164,7 @@ def measure_permuted(search: Search, how: How, table: Table) -> None:
     facts = {
         "permuted": Estimate(mean, max(0.0, mean - reach), min(1.0, mean + reach), times),
         "minus_permuted": gain,
-        "permuted_p": Estimate(p),
+        "permuted_p": Estimate(max(p, 1 / (1 + PERMUTATIONS))),  # no tail is known so far out
     }
     for name, value in facts.items():
         table.add(*words.place, "dot", f"{words.metric}_{name}", value)

@@ -175,8 +175,11 @@ def _relevance(report: Report, words: Direction) -> Grid | None:
         rows.append([f"{metric} by dot", kept, _range(null.times(100), ".1f"), number_of(p)])
     if leverage := table.get(*place, metric="norm_leverage"):
         share = leverage.value**2 / (1 + leverage.value**2)
-        told = f"{leverage.value:.2f} ({share:.0%} of the variance of scores by dot)"
+        told = f"{leverage.value:.2f} ({share:.0%} of the variance of all scores by dot)"
         rows.append(["CV x mean cosine / deviation of cosines", told, "", ""])
+    if kept := table.get(*place, "dot", "nearest_kept"):
+        k = table.value(*place, metric="hubness_neighbours")
+        rows.append([f"of cosine's {k:.0f} nearest dot keeps", percent(kept), "", ""])
     header = ("what norms say", "measured", "with permuted norms", "p")
     return Grid(header, rows) if rows else None
 
@@ -323,7 +326,7 @@ def _forest(report: Report, words: Direction) -> Drawing:
         if "cosine" not in cells
     }
     remedies = shown_remedies(table, words, report.problems)
-    found |= {f"{x.name}, judged half": x.gain for x in remedies}
+    found |= {f"{x.name} (half)": x.gain for x in remedies}
     gains = {name: gain for name, gain in found.items() if gain is not None}
     rows = [
         {"score": name, "value": x.value, "low": x.low, "high": x.high}

@@ -91,6 +91,9 @@ def audit(
     table = Table()
     curves: list[measures.Curve] = []
     problems: list[Problem] = []
+    for part in (part for data in sets for part in data.parts):
+        if isinstance(part, Search):
+            measures.check_enough(part)
     for data in sets:
         first = data.parts[0]
         curves += measures.measure_sides(data.sides, first.direction.place, _pairs(first), table)

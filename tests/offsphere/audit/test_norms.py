@@ -79,7 +79,7 @@ def test_rankings_with_permuted_norms_are_those_of_a_slow_reference():
     want = [np.mean(null), *stats.t.interval(0.99, 98, np.mean(null), apart)]
     assert [found.value, found.low, found.high] == pytest.approx(want, abs=1e-9)
     p = 2 * stats.t.sf(abs(ndcg(norms) - np.mean(null)) / apart, 98)
-    assert table.value(*PLACE, "dot", "ndcg10_permuted_p") == pytest.approx(p, abs=1e-9)
+    assert table.value(*PLACE, "dot", "ndcg10_permuted_p") == pytest.approx(max(p, 0.001))
     gain = table.get(*PLACE, "dot", "ndcg10_minus_permuted")
     assert gain.value == pytest.approx(ndcg(norms) - np.mean(null), abs=1e-9)
 
