@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from offsphere.names import check_similarities
 from offsphere.run.config import check_positive, where
+from offsphere.run.files import check_folder
 from offsphere.training.settings import canonical_eval_cell
 
 
@@ -31,6 +31,4 @@ class AuditSettings:
         check_similarities(self.similarities)
         check_positive("--resamples", self.resamples)
         check_positive("--threads", self.threads)
-        path = Path(self.out)
-        if (file := next((x for x in (path, *path.parents) if x.is_file()), None)) is not None:
-            raise ValueError(f"--out={self.out}: {file} is a file, expected a folder.")
+        check_folder(self.out)
