@@ -2,7 +2,7 @@
 
     offsphere compare runs.csv --arm=method --metric=acc --pair=seed --margin=0.5
     offsphere compare runs.csv --arm=method --metric=acc --block=dataset --baseline=adam --out=page
-    offsphere compare results/symmetry --arm=cell --metric=test/mrr --where task=answers
+    offsphere compare results/cells_simclr --arm=cell --metric=test/probe --margin=0.01
 
 TABLE has one row per run: CSV, TSV, parquet, JSON lines, an export of W&B or MLflow, or the folder
 of a study. Runs that share --pair are compared with each other, each arm with the baseline: paired

@@ -23,6 +23,7 @@ from offsphere.analysis.stats import OverSeeds, check_margin, equivalence_p, hol
 from offsphere.analysis.tables import Examples, StudyTables
 from offsphere.analysis.verdicts import Decision, Expectation, claim_p, verdict
 from offsphere.names import unknown
+from offsphere.run.files import check_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,6 +61,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.margin is not None:
             check_margin(self.margin)
+        if self.out is not None:
+            check_folder(self.out)
 
 
 @dataclass(frozen=True)

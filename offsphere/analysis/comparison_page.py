@@ -80,7 +80,9 @@ def _about(found: Compared) -> str:
     if found.margin is None:
         told.append("Without --margin nothing can be called equivalent.")
     else:
-        told.append("TOST: p that the difference lies inside the margin, of each line alone.")
+        told.append(
+            "TOST: small p where the difference lies inside the margin, of each line alone."
+        )
     if any(line.difference.examples for line in found.lines):
         told.append("Intervals cover new seeds and new test examples.")
     if found.block is not None:

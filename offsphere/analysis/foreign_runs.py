@@ -9,6 +9,7 @@ an arm called `none` or `NA` is an arm.
 from __future__ import annotations
 
 import ast
+import io
 import json
 import math
 import re
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from offsphere.analysis.foreign import short
 from offsphere.names import unknown
+from offsphere.run.files import read_utf8
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,15 +45,16 @@ def read_runs(path: str | Path) -> pd.DataFrame:
             f"{path}: expected a table of runs ({', '.join(FORMS)}) or a study's folder, got "
             f"{form or 'a file without an ending'}."
         )
+    text = "" if form == ".parquet" else read_utf8(path)
     try:
         if form == ".parquet":
             rows = pd.read_parquet(path).to_dict("records")
         elif form in (".csv", ".tsv"):
             sep = "\t" if form == ".tsv" else ","
-            found = pd.read_csv(path, sep=sep, dtype=str, keep_default_na=False)
+            found = pd.read_csv(io.StringIO(text), sep=sep, dtype=str, keep_default_na=False)
             rows = found.to_dict("records")
         else:
-            rows = _json_rows(path.read_text(encoding="utf-8"), lines=form == ".jsonl")
+            rows = _json_rows(text, lines=form == ".jsonl")
     except (ValueError, OSError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
     if not rows:

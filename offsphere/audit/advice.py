@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from offsphere.audit.table import HALF, Table
-from offsphere.audit.words import cost, points
+from offsphere.audit.words import cost, gain, percent, points
 from offsphere.estimate import Estimate
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ Verdict = Literal[
     "already normalised",
     "norms carry relevance",
     "norms carry relevance, reversed",
-    "norms say nothing of relevance",
+    "norms say little of relevance",
     "norms reorder",
     "norms hardly reorder",
     "norm tells",
@@ -56,8 +56,9 @@ class Rules:
     """An AUROC this near to a half is weak."""
     permutation_level: float = 0.01
     """Norms carry relevance if permuted ones are as telling less often than this."""
-    strong_leverage: float = 0.3
-    """CV x mean cosine / sd of cosines from which norms reorder (8 % of the scores' variance)."""
+    least_kept: float = 0.9
+    """Norms reorder if dot keeps a smaller share of cosine's nearest, or if ranks of pairs by
+    either correlate less."""
     strong_correlation: float = 0.2
     """Correlations below it are called weak."""
 
@@ -90,6 +91,13 @@ class Evidence:
     def __init__(self, table: Table, direction: Direction, own: str) -> None:
         self.table, self.words, self.own = table, direction, own
 
+    @property
+    def order(self) -> str:
+        """Which of cosine and dot ranks as the cell that decides what is right."""
+        if self.own in ("qnorm", "dnorm"):
+            return "cosine" if (self.own == "qnorm") == (self.words.side == "left") else "dot"
+        return self.own
+
     def of(self, scored_with: str, metric: str) -> Estimate | None:
         """The estimate, or None where it was not measured."""
         return self.table.get(*self.words.place, scored_with, metric)
@@ -101,7 +109,7 @@ class Evidence:
     @property
     def full(self) -> bool:
         """Whether what needs the candidates in memory was measured among all of them."""
-        return self.number("candidates_compared") == self.number("candidates")
+        return not self.number("candidates_compared") < self.number("candidates")
 
     def cells(self) -> dict[str, Estimate]:
         """The metric that decides, scored with each cell."""
@@ -130,8 +138,11 @@ def recommend(table: Table, direction: Direction, own: str) -> Advice:
     return Advice(*direction.place, tuple(statements))
 
 
-def headline(advice: Sequence[Advice], own: str) -> str:
-    """The whole audit in one line: what to do with magnitude, and why."""
+def headline(advice: Sequence[Advice], own: str | None) -> str:
+    """The whole audit in one line: what to do with magnitude, and why.
+
+    `own` is the cell that the vectors were trained with, None if that is unknown.
+    """
     said = [(x, x.statements[0]) for x in advice]
     by_verdict: dict[str, list[tuple[Advice, Statement]]] = {}
     for each in said:
@@ -142,7 +153,8 @@ def headline(advice: Sequence[Advice], own: str) -> str:
     if use:
         return f"Score with dot for {_places(use)}: {_lower(use[0][1].text)}"
     if keep:
-        return f"Score with cosine: {_lower(keep[0][1].text)}"
+        where = f"for {_places(keep)}, " if len(said) > 1 else ""
+        return f"Score with cosine: {where}{_lower(keep[0][1].text)}"
     if len(by_verdict.get("at chance", [])) == len(said):
         return f"Nothing can be told: {_lower(said[0][1].text)}"
     if same := by_verdict.get("no difference"):
@@ -150,7 +162,8 @@ def headline(advice: Sequence[Advice], own: str) -> str:
     if len(by_verdict.get("already normalised", [])) == len(said):
         return f"Score with cosine: {_lower(said[0][1].text)}"
     open_ones = by_verdict.get("inconclusive") or said
-    return f"Keep scoring with {own}, nothing is settled: {_lower(open_ones[0][1].text)}"
+    keep_to = "score as the model was trained" if own is None else f"keep scoring with {own}"
+    return f"Nothing is settled, {keep_to}: {_lower(open_ones[0][1].text)}"
 
 
 def at_chance(found: Evidence) -> bool:
@@ -208,7 +221,8 @@ def _about_magnitude(found: Evidence) -> Statement:
     if difference.low > 0:
         return Statement(
             "use magnitude",
-            f"Magnitude carries information: keeping the norms of the {side} gains {evidence}.",
+            f"Magnitude carries information: keeping the norms of the {side} gains "
+            f"{gain(difference)} of {words.metric} over {found.number('queries'):.0f} queries.",
         )
     if difference.high < 0:
         return Statement(
@@ -233,8 +247,8 @@ def about_relevance(found: Evidence) -> Statement | None:
     ranked = ""
     if kept is not None and permuted is not None and found.full:
         ranked = (
-            f" By dot {words.metric} is {kept.value:.1%} with these norms and "
-            f"{permuted.value:.1%} with them permuted."
+            f"by dot {words.metric} is {kept.value:.1%} with these norms, "
+            f"{100 * permuted.low:.1f} to {100 * permuted.high:.1f} % with them permuted"
         )
     if d is not None and null is not None:
         right, idle = found.number("candidates_right"), found.number("candidates_idle")
@@ -245,40 +259,46 @@ def about_relevance(found: Evidence) -> Statement | None:
         )
         p, sign = found.number("cohens_d_p"), d.value
         few = min(right, idle) < RULES.least_of_a_kind
-    elif permuted is not None and kept is not None:
-        evidence = f"permuted norms give {100 * permuted.low:.1f} to {100 * permuted.high:.1f} %"
+        told = ("What answers is {} than chance would have it", "longer", "shorter")
+        alike = "What answers is about as long as the rest"
+    elif ranked and kept is not None and permuted is not None:
+        evidence, ranked = ranked, ""
         p, sign = found.number(f"{words.metric}_permuted_p", "dot"), kept.value - permuted.value
-        few = permuted.n and kept.n < RULES.least_of_a_kind
+        few = kept.n < RULES.least_of_a_kind
+        told = ("Dot ranks {} with these norms than with any others of their spread",)
+        told = (*told, "better", "worse")
+        alike = "Dot ranks about as well with the norms permuted"
     else:
         return None
+    evidence = f" ({evidence})." + (f" B{ranked[1:]}." if ranked else "")
     if p <= level and sign > 0:
-        return Statement(
-            "norms carry relevance",
-            f"What answers is longer than chance would have it ({evidence}).{ranked}",
-        )
+        return Statement("norms carry relevance", told[0].format(told[1]) + evidence)
     if p <= level:
-        return Statement(
-            "norms carry relevance, reversed",
-            f"What answers is shorter than chance would have it ({evidence}).{ranked}",
-        )
+        return Statement("norms carry relevance, reversed", told[0].format(told[2]) + evidence)
     if few:
-        return Statement("inconclusive", f"Too few answers to tell norms from chance ({evidence}).")
-    return Statement(
-        "norms say nothing of relevance", f"They might be permuted as well ({evidence}).{ranked}"
-    )
+        return Statement("inconclusive", f"Too few answers to tell norms from chance{evidence}")
+    return Statement("norms say little of relevance", alike + evidence)
 
 
 def _about_leverage(found: Evidence) -> Statement | None:
-    """Rules for how far norms can reorder candidates, which their CV alone does not say."""
+    """Rules for how far norms reorder candidates, which their CV alone does not say.
+
+    The share of the variance is that of all scores. The nearest may change much where it is small:
+    where cosines are 0 in the mean those of the nearest are not. So the nearest decide.
+    """
     leverage, cv = found.number("norm_leverage"), found.number("candidate_norm_cv")
-    if leverage != leverage or cv < RULES.constant_cv:
+    kept = found.of("dot", "nearest_kept") or found.of("dot", "ranks_with_cosine")
+    if kept is None or leverage != leverage or cv < RULES.constant_cv:
         return None
     share = leverage**2 / (1 + leverage**2)
-    strong = leverage >= RULES.strong_leverage
+    nearest = found.number("hubness_neighbours")
+    said = f"Of the {nearest:.0f} nearest by cosine dot keeps {percent(kept)}"
+    if found.words.ask == "pairs":
+        said = f"Ranks of pairs by dot and by cosine correlate at {kept:.2f}"
     return Statement(
-        "norms reorder" if strong else "norms hardly reorder",
-        f"Norms make about {share:.0%} of the variance of scores by dot: CV {cv:.3f} x mean cosine "
-        f"/ deviation of cosines = {leverage:.2f}.",
+        "norms reorder" if kept.value < RULES.least_kept else "norms hardly reorder",
+        f"{said}. Of the variance of all scores by dot norms make about {share:.0%} (CV {cv:.3f} x "
+        f"mean cosine / deviation of cosines = {leverage:.2f}).",
     )
 
 
@@ -309,7 +329,7 @@ def _about_storage(found: Evidence) -> Statement | None:
             return None
         int8, binary = (x for x in changes if x is not None)
         told.append(f"{cell}: int8 {points(int8)}, binary {points(binary)}")
-        if found.own == cell or own is None:
+        if found.order == cell or own is None:
             own = int8
     assert own is not None
     verdict: Verdict = "int8 costs" if own.high < 0 else "inconclusive"
@@ -380,7 +400,7 @@ def _about_remedies(found: Evidence) -> Statement | None:
     )
     if judged < RULES.least_examples:
         return Statement("inconclusive", f"Too few {words.examples} to judge remedies ({where}).")
-    metric = f"{words.hit}_minus_cosine{HALF}"
+    metric = f"{words.metric}_minus_cosine{HALF}"
     gains = {name: found.of(name, metric) for name in found.table.scores(*words.place, metric)}
     sure = {name: gain for name, gain in gains.items() if gain is not None and gain.low > 0}
     if not sure:
@@ -388,10 +408,17 @@ def _about_remedies(found: Evidence) -> Statement | None:
             "no remedy",
             f"Every remedy's gain over plain cosine may be 0 or less ({where}).",
         )
-    name, gain = max(sure.items(), key=lambda row: row[1].value)
+    name, best = max(sure.items(), key=lambda row: row[1].value)
+    best_of = f"{found.number('remedies_level'):.1%} because it is the best of several"
+    where = f"{where}; the interval is at {best_of}"
+    if name == "dot":
+        return Statement(
+            "no remedy", f"Dot gains the most over cosine by itself: {points(best)} ({where})."
+        )
     what = {"centred": "Centre first", "centred, then dot": "Centre first, then use dot"}
+    beside = f", dot alone {points(sure['dot'])}" if "dot" in sure else ""
     return Statement(
         "use a remedy",
-        f"{what.get(name, f'Try {name}')}: {points(gain)} against plain cosine ({where}; the "
-        f"interval is at {found.number('remedies_level'):.0%} because it is the best of several).",
+        f"{what.get(name, f'Try {name}')}: {points(best)} of {words.metric} against plain cosine"
+        f"{beside} ({where}).",
     )

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from offsphere.audit.measures import Curve, add_confidence, neighbours
-from offsphere.audit.scoring import LEVEL, How
+from offsphere.audit.measures import Curve, add_confidence, kept_share, neighbours
+from offsphere.audit.scoring import How
 from offsphere.audit.search import Direction
 from offsphere.audit.table import Table
 from offsphere.cells import shrink
@@ -79,10 +79,15 @@ def measure_labelled(part: Labelled, how: How, table: Table) -> list[Curve]:
             for name, value in hubs.items():
                 table.add(*place, cell, f"hubness_{name}", Estimate(value.item()))
     for cell, right in found.items():
-        more = (rows, LEVEL, how.resamples, how.seed)
+        more = (rows, *how.drawn)
         table.add(*place, cell, words.metric, clustered_mean(right, *more, "share"))
         change = clustered_mean(right - found["cosine"], *more, "change")
         table.add(*place, cell, f"{words.metric}_minus_cosine", change)
+    by_cosine = next(near for cells, near in nearest.items() if "cosine" in cells)
+    for cells, near in nearest.items():
+        kept = clustered_mean(kept_share(by_cosine, near), rows, *how.drawn)
+        for cell in cells:
+            table.add(*place, cell, "nearest_kept", kept)
     share = torch.bincount(labels).double() / n
     table.add(*place, "chance", words.metric, Estimate(share.max().item()))
     some = slice(None, None, -(-n // MOST_CLUSTERED))

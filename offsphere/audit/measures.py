@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from offsphere.audit.norms import TextFacts, measure_texts
+from offsphere.audit.norms import PLACES, TextFacts, measure_texts, worth
 from offsphere.audit.scoring import LEVEL, How, Outcomes
 from offsphere.audit.search import LEAST_EXAMPLES, Direction, Search
 from offsphere.audit.table import HALF, Problem, Table
@@ -118,14 +118,16 @@ def measure_hubness(
 ) -> dict[str, Int[Tensor, " q"]]:
     """Add how unevenly candidates are chosen, by cell; return each query's best candidate."""
     words, k = search.direction, neighbours(search.count)
-    answers = {}
+    answers, by_cosine = {}, outcomes["cosine"].best.documents[:, :k]
     for cells in how.groups(words):
         nearest = outcomes[cells[0]].best.documents[:, :k]
+        kept = clustered_mean(kept_share(by_cosine, nearest), search.example, *how.drawn)
         occurrence = torch.bincount(nearest.flatten(), minlength=search.count)
         found = geometry.occurrence_statistics(occurrence, search.norms)
         for cell in cells:
             answers[cell] = nearest[:, 0]
             _add_hubness(table, search, cell, found)
+            table.add(*words.place, cell, "nearest_kept", kept)
     spread = (search.norms.std(correction=0) / search.norms.mean()).item()
     table.add(*words.place, "", "candidate_norm_cv", Estimate(spread, n=search.count))
     some = search.thinned
@@ -145,6 +147,11 @@ def _add_hubness(
     for name, value in found.items():
         metric = f"hubness_{name}{end}"
         table.add(*words.place, scored_with, metric, Estimate(value.item()))
+
+
+def kept_share(before: Int[Tensor, "q k"], after: Int[Tensor, "q k"]) -> Float[Tensor, " q"]:
+    """The share of a query's nearest that are still among them, wherever they stand."""
+    return (before[:, :, None] == after[:, None, :]).any(2).double().mean(1)
 
 
 def neighbours(items: int) -> int:
@@ -240,6 +247,22 @@ def _weighted_separation(
     return ((rights * below).sum() / pairs).item(), ((means[0] - means[1]) / spread).item()
 
 
+def check_enough(search: Search) -> None:
+    """Refuse what is too small for any part of an audit."""
+    words, examples = search.direction, int(search.example.max()) + 1
+    if examples < LEAST_EXAMPLES:
+        raise ValueError(
+            f"{words.data} has {examples} {words.examples}: at least {LEAST_EXAMPLES} are needed, "
+            "to fit similarities on one half and judge them on the other."
+        )
+    width = search.queries.shape[1]
+    if min(search.count, width) < 2:
+        raise ValueError(
+            f"{words.data} has {search.count} {words.candidates} vectors of width {width}: at "
+            "least 2 of width 2 are needed."
+        )
+
+
 def measure_remedies(
     search: Search, how: How, table: Table, names: Sequence[str] = ()
 ) -> list[Problem]:
@@ -248,12 +271,8 @@ def measure_remedies(
     `names` are those of `offsphere.evaluation.similarity`; without any, a usual choice. Returned
     are those that could not be fitted.
     """
+    check_enough(search)
     words, examples = search.direction, int(search.example.max()) + 1
-    if examples < LEAST_EXAMPLES:
-        raise ValueError(
-            f"{words.data} has {examples} {words.examples}: at least {LEAST_EXAMPLES} are needed, "
-            "to fit similarities on one half and judge them on the other."
-        )
     fitted_on = reference_half(examples, how.seed)
     reference, judged = search.among(fitted_on), search.among(~fitted_on)
     items, queries = reference.candidates(0.0), reference.queries
@@ -275,19 +294,21 @@ def measure_remedies(
             continue
         _add_judged(table, judged, name, answers, how)
         if not ranks_as_cosine(similarity):
-            surplus = answers.hit - cosine.hit
+            surplus = answers.worth - cosine.worth
             change = clustered_mean(
                 surplus, judged.example, level, how.resamples, how.seed, "change"
             )
-            table.add(*place, name, f"{search.direction.hit}_minus_cosine{HALF}", change)
+            table.add(*place, name, f"{words.metric}_minus_cosine{HALF}", change)
     return problems
 
 
 def remedies(names: Sequence[str], k: int) -> dict[str, Similarity]:
-    """The similarities of these names, or the usual choice; k is the neighbourhood of CSLS."""
+    """The similarities of these names, or the usual choice, with dot, which asks for no fit, beside
+    the others; k is the neighbourhood of CSLS."""
     if names:
         return {n: Csls(k) if n == "csls" else named(n) for n in names if n != "cosine"}
     return {
+        "dot": CellSimilarity(CORNERS["dot"]),
         "centred": Centred(),
         "centred, then dot": Centred(exponents=CORNERS["dot"]),
         "top component removed": TopRemoved(),
@@ -307,7 +328,7 @@ def ranks_as_cosine(similarity: Similarity) -> bool:
 def _add_judged(table: Table, search: Search, name: str, answers: Judged, how: How) -> None:
     words, n = search.direction, len(search.example.unique())
     place = (*words.place, name)
-    table.add(*place, f"{search.direction.hit}{HALF}", Estimate(answers.hit.mean().item(), n=n))
+    table.add(*place, f"{words.metric}{HALF}", Estimate(answers.worth.mean().item(), n=n))
     decided = (answers.hit == 0) | (answers.hit == 1)
     right = answers.hit[decided] == 1
     told = separation(answers.top_score[decided], right, search.example[decided], how)
@@ -329,6 +350,8 @@ class Judged(NamedTuple):
 
     hit: Float[Tensor, " q"]
     """Whether the best candidate is right; of several equally good ones the share that is."""
+    worth: Float[Tensor, " q"]
+    """By the metric that decides: nDCG@10 of graded answers, the hit of others."""
     top_score: Float[Tensor, " q"]
     hubness: dict[str, Tensor]
 
@@ -338,7 +361,7 @@ def judge(similarity: Similarity, search: Search) -> Judged:
     items = search.candidates(0.0)
     k = neighbours(len(items))
     occurrence = torch.zeros(len(items), dtype=torch.long)
-    hits, best = [], []
+    hits, worths, best = [], [], []
     order = search.pair_query.argsort()
     pair_query, pair_item = search.pair_query[order], search.pair_item[order]
     rows = torch.arange(len(search.queries))
@@ -351,6 +374,9 @@ def judge(similarity: Similarity, search: Search) -> Judged:
         is_top = scores == top
         hits.append((is_top & is_right).sum(1).double() / is_top.sum(1))
         best.append(top[:, 0])
-        occurrence += torch.bincount(scores.topk(k).indices.flatten(), minlength=len(occurrence))
+        first = scores.topk(min(max(k, PLACES), len(items))).indices
+        graded = search.direction.graded
+        worths.append(worth(search, first[:, :PLACES], tile) if graded else hits[-1])
+        occurrence += torch.bincount(first[:, :k].flatten(), minlength=len(occurrence))
     statistics = geometry.occurrence_statistics(occurrence, items.norm(dim=1))
-    return Judged(torch.cat(hits), torch.cat(best), statistics)
+    return Judged(torch.cat(hits), torch.cat(worths), torch.cat(best), statistics)

@@ -53,7 +53,8 @@ def show_report(report: Report, folder: Path) -> None:
     console.print(Text(report.headline, style="bold"), soft_wrap=True)
     for advice in report.advice:
         console.print(Text(f"{advice.data}, {advice.direction}", style="bold"))
-        for statement in advice.statements:
+        # What a single direction says first is the headline.
+        for statement in advice.statements[len(report.advice) == 1 :]:
             console.print(Text(f"  {statement.verdict}. {statement.text}"), soft_wrap=True)
     for direction in itertools.chain(*report.directions):
         queries = report.table.value(*direction.place, metric="queries")
@@ -102,7 +103,7 @@ def show_remedies(
     for direction in directions:
         for name, value, gain, remark in shown_remedies(table, direction, problems):
             change = f"{gain.times(100):+.1f}" if gain else remark
-            shown.add_row(direction.data, direction.query, name, direction.hit, value, change)
+            shown.add_row(direction.data, direction.query, name, direction.metric, value, change)
     console.print(shown)
     fitted, judged, level = (
         table.value(*directions[0].place, metric=name)

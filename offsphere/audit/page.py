@@ -175,8 +175,11 @@ def _relevance(report: Report, words: Direction) -> Grid | None:
         rows.append([f"{metric} by dot", kept, _range(null.times(100), ".1f"), number_of(p)])
     if leverage := table.get(*place, metric="norm_leverage"):
         share = leverage.value**2 / (1 + leverage.value**2)
-        told = f"{leverage.value:.2f} ({share:.0%} of the variance of scores by dot)"
+        told = f"{leverage.value:.2f} ({share:.0%} of the variance of all scores by dot)"
         rows.append(["CV x mean cosine / deviation of cosines", told, "", ""])
+    if kept := table.get(*place, "dot", "nearest_kept"):
+        k = table.value(*place, metric="hubness_neighbours")
+        rows.append([f"of cosine's {k:.0f} nearest dot keeps", percent(kept), "", ""])
     header = ("what norms say", "measured", "with permuted norms", "p")
     return Grid(header, rows) if rows else None
 
@@ -251,7 +254,8 @@ def _remedies(report: Report, words: Direction) -> Grid:
             ]
         )
     return Grid(
-        ("remedy", words.hit, "minus cosine", "AUROC of the top score", "hubness (skewness)"), rows
+        ("remedy", words.metric, "minus cosine", "AUROC of the top score", "hubness (skewness)"),
+        rows,
     )
 
 
@@ -316,13 +320,13 @@ def _right_by_norm(words: Direction, curve: Curve) -> Drawing:
 def _forest(report: Report, words: Direction) -> Drawing:
     """What each other score gains over cosine, with its interval, in points."""
     place, table = words.place, report.table
-    of = "" if words.metric == words.hit else f" ({words.metric})"  # remedies change the hit
     found = {
-        f"{' = '.join(cells)}{of}": table.get(*place, cells[0], f"{words.metric}_minus_cosine")
+        " = ".join(cells): table.get(*place, cells[0], f"{words.metric}_minus_cosine")
         for cells in report.how.groups(words)
         if "cosine" not in cells
     }
-    found |= {x.name: x.gain for x in shown_remedies(table, words, report.problems)}
+    remedies = shown_remedies(table, words, report.problems)
+    found |= {f"{x.name} (half)": x.gain for x in remedies}
     gains = {name: gain for name, gain in found.items() if gain is not None}
     rows = [
         {"score": name, "value": x.value, "low": x.low, "high": x.high}

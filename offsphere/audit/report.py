@@ -91,6 +91,9 @@ def audit(
     table = Table()
     curves: list[measures.Curve] = []
     problems: list[Problem] = []
+    for part in (part for data in sets for part in data.parts):
+        if isinstance(part, Search):
+            measures.check_enough(part)
     for data in sets:
         first = data.parts[0]
         curves += measures.measure_sides(data.sides, first.direction.place, _pairs(first), table)
@@ -110,7 +113,7 @@ def audit(
         name=name,
         trained_with=trained_with,
         how=how,
-        headline=headline(advice, how.own),
+        headline=headline(advice, None if trained_with == "unknown" else how.own),
         advice=advice,
         table=table,
         told=tuple(data.told for data in sets),

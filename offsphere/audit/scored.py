@@ -95,6 +95,8 @@ def measure_scored(part: Scored, how: How, table: Table) -> None:
     products = (part.left.norm(dim=1) * part.right.norm(dim=1)).numpy()
     spread = float(products.std() / products.mean())
     cosines = found["cosine"]
+    ranks = Estimate(float(correlation(found["dot"], cosines)), n=n)
+    table.add(*place, "dot", "ranks_with_cosine", ranks)
     facts = {
         "queries": float(n),
         "candidate_norm_cv": spread,

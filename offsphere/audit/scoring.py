@@ -44,6 +44,11 @@ class How(NamedTuple):
     resamples: int = 1000
     seed: int = 0
 
+    @property
+    def drawn(self) -> tuple[float, int, int]:
+        """Level, samples and seed of intervals."""
+        return LEVEL, self.resamples, self.seed
+
     def groups(self, direction: Direction) -> list[tuple[str, ...]]:
         """The cells, those together that tie by construction."""
         if direction.ask == "pairs":

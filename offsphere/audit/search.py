@@ -196,9 +196,10 @@ class Search:
     @cached_property
     def norms(self) -> Float[Tensor, " c"]:
         """The candidates' norms, of all of them."""
-        parts = (torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
-                 for _, x in self.blocks("measuring"))  # fmt: skip
-        return torch.cat(list(parts))
+        found = torch.empty(self.count, dtype=torch.float64)  # in place, as below
+        for start, x in self.blocks("measuring"):
+            found[start : start + len(x)] = torch.linalg.vector_norm(x.double(), dim=1)
+        return found
 
     @cached_property
     def thinned(self) -> Search:
@@ -210,12 +211,15 @@ class Search:
         kept = torch.zeros(self.count, dtype=torch.bool)
         kept[::step] = True
         kept[self.pair_item] = True
-        parts = [x[kept[start : start + len(x)]] for start, x in self.blocks("reading")]
         number = kept.cumsum(0) - 1
+        # Filled in place: parts kept between blocks would split the heap that the blocks reuse.
+        kind = torch.float32 if isinstance(self.items, Vectors) else torch.float64
+        some = torch.empty(int(kept.sum()), self.queries.shape[1], dtype=kind)
+        for start, x in self.blocks("reading"):
+            rows = slice(start, start + len(x))
+            some[number[rows][kept[rows]]] = x[kept[rows]].to(kind)
         example = None if self.item_example is None else self.item_example[kept]
-        return replace(
-            self, items=torch.cat(parts), pair_item=number[self.pair_item], item_example=example
-        )
+        return replace(self, items=some, pair_item=number[self.pair_item], item_example=example)
 
     def candidates(self, exponent: float) -> Float[Tensor, "c d"]:
         """The candidates in memory, shrunk by the power of their own norm; 0 leaves them raw."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from offsphere.names import check_similarities
 from offsphere.run.config import check_positive, where
+from offsphere.run.files import check_folder
 from offsphere.training.settings import canonical_eval_cell
 
 
@@ -30,3 +31,4 @@ class AuditSettings:
         check_similarities(self.similarities)
         check_positive("--resamples", self.resamples)
         check_positive("--threads", self.threads)
+        check_folder(self.out)

@@ -120,6 +120,11 @@ def _labelled(name: str, vectors: Vectors, file: Path) -> Data:
     from offsphere.audit.report import Data
 
     labels = _by_row(file, vectors, "label")
+    if len(set(labels)) == 1:
+        raise ValueError(
+            f"{file}: all {len(labels):,} vectors are of the class {labels[0]!r}: expected two "
+            "classes or more."
+        )
     x = torch.from_numpy(vectors.whole())
     part = Labelled(labelled_words(name), x, numbered(labels))
     told = f"{len(labels):,} vectors of {len(set(labels)):,} classes."

@@ -31,10 +31,15 @@ def points(difference: Estimate) -> str:
     return f"{x.value:+.1f} points [{x.low:+.1f}, {x.high:+.1f}]"
 
 
+def gain(difference: Estimate) -> str:
+    """A difference that is above 0 as what it gains."""
+    x = difference.times(100)
+    return f"{x.value:.1f} points [{x.low:.1f}, {x.high:.1f}]"
+
+
 def cost(difference: Estimate) -> str:
     """A difference that is below 0 as what it costs."""
-    x = difference.times(100)
-    return f"{-x.value:.1f} points [{-x.high:.1f}, {-x.low:.1f}]"
+    return gain(Estimate(-difference.value, -difference.high, -difference.low, difference.n))
 
 
 def percent(found: Estimate) -> str:
@@ -49,10 +54,10 @@ def number(value: float) -> str:
 
 def shown_remedies(table: Table, direction: Direction, problems: Sequence[Problem]) -> list[Remedy]:
     """The remedies of a direction, cosine first, those that could not be fitted last."""
-    place, metric = direction.place, f"{direction.hit}{HALF}"
+    place, metric = direction.place, f"{direction.metric}{HALF}"
     rows = []
     for name in table.scores(*place, metric):
-        gain = table.get(*place, name, f"{direction.hit}_minus_cosine{HALF}")
+        gain = table.get(*place, name, f"{direction.metric}_minus_cosine{HALF}")
         same = gain is None and name != "cosine"
         value = f"{table.value(*place, name, metric):.1%}"
         rows.append(Remedy(name, value, gain, "same ranking by construction" if same else ""))

@@ -261,6 +261,8 @@ def _jsonl(path: Path, name: str | None) -> Vectors:
                     continue
                 try:
                     row = json.loads(line)
+                except UnicodeDecodeError:
+                    raise ValueError(f"{path}, line {number} is not UTF-8.") from None
                 except (ValueError, RecursionError) as error:
                     raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
                 if not isinstance(row, dict):

@@ -57,6 +57,13 @@ def atomic_write(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
         os.close(folder)
 
 
+def check_folder(out: str) -> None:
+    """Refuse an --out in which no folder can be made because a file is in its way."""
+    path = Path(out)
+    if (file := next((x for x in (path, *path.parents) if x.is_file()), None)) is not None:
+        raise ValueError(f"--out={out}: {file} is a file, expected a folder.")
+
+
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
     """A folder to fill, which takes its place at `out` when all went well; else nothing is left.

@@ -72,10 +72,12 @@ def searches(
     ]
 
 
-def audited(images, texts, owner, how: How = HOW, data: str = "planted") -> Report:
+def audited(
+    images, texts, owner, how: How = HOW, data: str = "planted", trained: str = "cosine"
+) -> Report:
     sides = {"image": Side(torch.as_tensor(images)), "text": Side(torch.as_tensor(texts))}
     found = Data(f"{len(images)} images.", sides, searches(images, texts, owner, data))
-    return audit(data, "cosine", [found], how)
+    return audit(data, trained, [found], how)
 
 
 def verdicts(report: Report) -> dict[str, list[str]]:

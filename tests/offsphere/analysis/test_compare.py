@@ -144,7 +144,9 @@ def test_a_run_that_did_not_finish_is_refused_by_its_row(tmp_path, capsys):
     ("name", "content", "says"),
     [
         ("runs.xlsx", b"", "expected a table of runs (.csv, .tsv, .parquet, .json, .jsonl) or"),
-        ("runs.csv", b"\xff\xfe\x00", "cannot be read: "),
+        ("runs.csv", b"seed,m\xe9thode\n0,a\n", "runs.csv is not UTF-8 (byte 6 is 0xe9)"),
+        ("runs.jsonl", b'{"a": "\xe9"}', "runs.jsonl is not UTF-8"),
+        ("runs.tsv", b"", "cannot be read: No columns"),
         ("runs.parquet", b"PAR1", "cannot be read: "),
         ("runs.json", b'{"a": 1}', 'expected rows such as {"seed": 0'),
         ("runs.jsonl", b'{"a": 1}\n{', "cannot be read: "),
@@ -158,7 +160,11 @@ def test_a_file_that_is_no_table(name, content, says, tmp_path, capsys):
 
 def test_a_table_that_is_not_there(tmp_path, capsys):
     flags = ["--arm=method", "--metric=acc"]
-    assert "nowhere.csv cannot be read" in refusal([f"{tmp_path}/nowhere.csv", *flags], capsys)[1]
+    said = refusal([f"{tmp_path}/nowhere.csv", *flags], capsys)[1]
+    assert "nowhere.csv cannot be read (No such file or directory)." in said
+    (tmp_path / "taken").write_text("mine")
+    said = refusal([f"{tmp_path}/x.csv", *flags, f"--out={tmp_path}/taken"], capsys)[1]
+    assert "taken is a file, expected a folder." in said
     assert "holds no runs" in refusal([str(tmp_path), *flags], capsys)[1]
     assert refusal(flags, capsys)[0] == 2
     assert "required: --arm" in refusal([f"{tmp_path}/x.csv", "--metric=acc"], capsys)[1]

@@ -48,7 +48,8 @@ def test_at_chance_nothing_can_be_told():
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (["keep cosine", "inconclusive"], "Score with cosine: evidence 0"),
+        (["keep cosine"], "Score with cosine: evidence 0"),
+        (["keep cosine", "inconclusive"], "Score with cosine: for way 0 on set, evidence 0"),
         (["use magnitude", "inconclusive"], "Score with dot for way 0 on set: evidence 0"),
         (
             ["keep cosine", "use magnitude"],
@@ -57,8 +58,8 @@ def test_at_chance_nothing_can_be_told():
         (["no difference", "already normalised"], "Score with cosine: evidence 0"),
         (["already normalised"], "Score with cosine: evidence 0"),
         (["at chance", "at chance"], "Nothing can be told: evidence 0"),
-        (["at chance", "inconclusive"], "Keep scoring with dot, nothing is settled: evidence 1"),
-        (["inconclusive"], "Keep scoring with dot, nothing is settled: evidence 0"),
+        (["at chance", "inconclusive"], "Nothing is settled, keep scoring with dot: evidence 1"),
+        (["inconclusive"], "Nothing is settled, keep scoring with dot: evidence 0"),
     ],
 )
 def test_the_first_line_says_what_to_do(found, words):
@@ -67,6 +68,38 @@ def test_the_first_line_says_what_to_do(found, words):
         for k, verdict in enumerate(found)
     ]
     assert headline(advice, "dot").startswith(words)
+
+
+def test_vectors_of_unknown_training_are_not_advised_when_nothing_can_be_told():
+    advice = [Advice("set", "way", (Statement("inconclusive", "Evidence."),))]
+    told = "Nothing is settled, score as the model was trained: evidence."
+    assert headline(advice, None) == told
+    assert audited(**noisy_norms(60), trained="unknown").headline.startswith(told[:50])
+
+
+def test_norms_that_find_the_answers_carry_relevance_and_reorder():
+    """Every text is right for some image, so that rankings alone tell; the mean cosine is 0, so
+    that norms make nothing of the variance of all scores."""
+    said = {x.about: x for x in audited(**junk_captions()).advice[0].statements}
+    assert said["relevance"].verdict == "norms carry relevance"
+    assert said["leverage"].verdict == "norms reorder"
+    assert "make about 0%" in said["leverage"].text
+    assert said["remedies"].text.startswith("Dot gains the most over cosine by itself")
+
+
+@pytest.mark.parametrize(
+    ("own", "verdict"), [("qnorm", "int8 costs"), ("dot", "int8 costs"), ("dnorm", "int8 is safe")]
+)
+def test_storage_is_judged_by_the_cell_that_is_used(own, verdict):
+    """Documents ask for the right exponent: qnorm keeps their norms as dot does."""
+    table = table_with((0.02, 0.001, 0.04), 1000)
+    place = ("set", "image to text")
+    for cell, cost in (("cosine", 0.0), ("dot", -0.05)):
+        for kind in ("int8", "binary"):
+            change = Estimate(cost, cost - 0.001, cost + 0.001, 1000)
+            table.add(*place, cell, f"r1_{kind}_minus_full", change)
+    found = recommend(table, Direction("set", "image to text", "image", "right"), own)
+    assert [x.verdict for x in found.statements if x.about == "storage"] == [verdict]
 
 
 def test_no_sentence_says_no_twice():

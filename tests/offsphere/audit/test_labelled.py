@@ -57,6 +57,11 @@ def test_each_cell_has_its_accuracy_and_the_clustering_its_nmi():
     for cell, vectors in (("cosine", unit(x)), ("dot", x)):
         want = clustering(vectors.float(), labels)
         assert table.value(*PLACE, cell, "clustering_nmi") == want
+    by_cosine, by_dot = (leave_one_out(x, labels, g)[1][:, :10].tolist() for g in (1.0, 0.0))
+    kept = [len({*a} & {*b}) / 10 for a, b in zip(by_cosine, by_dot, strict=True)]
+    found = table.value(*PLACE, "dot", "nearest_kept")
+    assert found == pytest.approx(sum(kept) / len(kept))
+    assert 0 < found < 1
     assert sum(curve.y) / len(curve.y) == pytest.approx(
         table.value(*PLACE, "cosine", "knn"), abs=0.01
     )

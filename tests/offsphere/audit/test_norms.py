@@ -60,6 +60,8 @@ def test_rankings_with_permuted_norms_are_those_of_a_slow_reference():
     pair_query, pair_item = torch.arange(24) // 2, torch.arange(24)
     search, table = Search(WORDS, queries, documents, pair_query, pair_item, grades), Table()
     measure_permuted(search, HOW, table)
+    from scipy import stats
+
     norms, again = documents.norm(dim=1), torch.Generator().manual_seed(HOW.seed)
     unit = (documents / norms[:, None]).numpy()
     discount = 1 / np.log2(np.arange(2, 12))
@@ -73,8 +75,11 @@ def test_rankings_with_permuted_norms_are_those_of_a_slow_reference():
 
     null = [ndcg(norms[torch.randperm(40, generator=again)]) for _ in range(99)]
     found = table.get(*PLACE, "dot", "ndcg10_permuted")
-    want = [np.mean(null), *np.quantile(null, [0.005, 0.995])]
+    apart = np.std(null, ddof=1) * np.sqrt(1 + 1 / 99)  # of one more than the 99
+    want = [np.mean(null), *stats.t.interval(0.99, 98, np.mean(null), apart)]
     assert [found.value, found.low, found.high] == pytest.approx(want, abs=1e-9)
+    p = 2 * stats.t.sf(abs(ndcg(norms) - np.mean(null)) / apart, 98)
+    assert table.value(*PLACE, "dot", "ndcg10_permuted_p") == pytest.approx(max(p, 0.001))
     gain = table.get(*PLACE, "dot", "ndcg10_minus_permuted")
     assert gain.value == pytest.approx(ndcg(norms) - np.mean(null), abs=1e-9)
 

@@ -15,6 +15,7 @@ from offsphere.audit.page import page
 HOSTILE = "<img src=x onerror=alert(1)>&\"'"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 LONG = "a_name_of_a_run_that_goes_on_and_on_" * 3
+BACKGROUND = "getComputedStyle(document.body).backgroundColor"
 # What reaches beyond the window, and is not inside a box that scrolls by itself.
 TOO_WIDE = """() => [...document.body.querySelectorAll("*")]
   .filter((node) => !node.closest(".scroll table") && !node.closest("svg"))
@@ -87,7 +88,13 @@ def test_the_page_does_not_scroll_sideways(tmp_path):
         browser = browsers.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for width in (320, 390, 1280):
             shown = browser.new_page(viewport={"width": width, "height": 844})
+            errors: list[str] = []
+            shown.on("pageerror", lambda error, errors=errors: errors.append(str(error)))
             shown.goto((tmp_path / "audit.html").as_uri())
+            before = shown.evaluate(BACKGROUND)
+            shown.click("#theme")
+            assert shown.evaluate(BACKGROUND) != before
+            assert errors == []
             assert shown.evaluate(TOO_WIDE) == []
             assert shown.evaluate("document.documentElement.scrollWidth") == width
             first = shown.locator(".headline").bounding_box()

@@ -47,6 +47,8 @@ def test_correlations_and_intervals_are_scipys():
     found = table.get(*PLACE, "dot", "spearman_minus_cosine")
     ends = np.quantile(again("dot") - again("cosine"), [0.025, 0.975])
     assert (found.low, found.high) == pytest.approx(ends)
+    want = stats.spearmanr(scores["dot"], scores["cosine"]).statistic
+    assert table.value(*PLACE, "dot", "ranks_with_cosine") == pytest.approx(want)
     products = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
     want = stats.spearmanr(products, gold).statistic
     assert table.value(*PLACE, metric="norm_with_score") == pytest.approx(want)

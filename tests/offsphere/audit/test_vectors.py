@@ -169,6 +169,7 @@ MISTAKES = {
     "unknown query": ("qrels.tsv", "q0\td0\t1\nq999\td0\t1\n", "1 query ids without a vector"),
     "no judgement": ("qrels.tsv", "q0\td0\t0\n", "holds no judgement above 0"),
     "a grade in words": ("qrels.tsv", "a\tb\tc\nq0\td0\tgood\n", "line 2: expected query id"),
+    "one query": ("qrels.tsv", "q0\td0\t1\n", "has 1 queries: at least 4 are needed"),
     "empty": ("qrels.tsv", "\n", "is empty"),
     "no utf-8": ("qrels.tsv", "q\udcff", "is not UTF-8"),
 }
@@ -214,7 +215,7 @@ def test_bad_flags_end_in_one_line(tmp_path, capsys, flags, words):
     ("labels", "words"),
     [
         ("a\n" * 119, "has 119 lines and"),
-        ("a\n" * 120, "a classifier needs at least two classes"),
+        ("a\n" * 120, "all 120 vectors are of the class 'a'"),
         ("q0\ta\nq1\tb\n", "no label for 118 of 120 vectors"),
         ("q0\ta\tb\n" * 120, "line 1: expected an id, a tab and a label"),
     ],
@@ -227,6 +228,15 @@ def test_bad_labels_end_in_one_line(tmp_path, capsys, labels, words):
     )
     assert code == 1
     assert words in said
+
+
+def test_a_file_where_the_results_should_go_is_refused_before_anything_is_read(tmp_path, capsys):
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(SystemExit) as end:
+        cli.main(["audit", "--vectors=a.npy", "--labels=l", f"--out={tmp_path / 'taken' / 'deep'}"])
+    said = capsys.readouterr().err
+    assert (end.value.code, said.count("\n")) == (2, 1)
+    assert "taken is a file, expected a folder" in said
 
 
 def test_bad_scores_end_in_one_line(tmp_path, capsys):

@@ -97,6 +97,7 @@ def _bad_files(folder: Path) -> dict[str, str]:
     (folder / "words.jsonl").write_text('{"vector": ["a"]}\n')
     (folder / "list.jsonl").write_text("[1, 2]\n")
     (folder / "not.jsonl").write_text("nothing\n")
+    (folder / "latin.jsonl").write_bytes(b'{"id": "\xe9", "vector": [1, 2]}\n')
     (folder / "empty.jsonl").write_text("")
     (folder / "x.csv").write_text("1,2\n")
     return {
@@ -112,6 +113,7 @@ def _bad_files(folder: Path) -> dict[str, str]:
         "words.jsonl": "expected one key of vectors, got none",
         "list.jsonl": "line 1: expected an object",
         "not.jsonl": "line 1 is not JSON",
+        "latin.jsonl": "line 1 is not UTF-8",
         "empty.jsonl": "expected one key of vectors, got none",
         "x.csv": "cannot be read as vectors. Expected FILE",
         "absent.npy": "is not a file. Expected FILE",
