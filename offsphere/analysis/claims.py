@@ -20,7 +20,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from offsphere.analysis.claim_file import KINDS, Claim, load_claims, untrained_twin
-from offsphere.analysis.conditions import steps_text
+from offsphere.analysis.conditions import NO_FLOOR, AtFloor, at_floor, steps_text
 from offsphere.analysis.exact import EXACT, run_tests
 from offsphere.analysis.foreign import check_may_run, read_exact
 from offsphere.analysis.gates import failed_gate
@@ -34,7 +34,7 @@ from offsphere.analysis.measuring import (
 )
 from offsphere.analysis.pictures import figures_by_claim
 from offsphere.analysis.stats import OverSeeds, holm
-from offsphere.analysis.tables import NO_FLOOR, AtFloor, Examples, StudyTables, at_floor
+from offsphere.analysis.tables import Examples, StudyTables
 from offsphere.analysis.verdicts import claim_p, verdict
 from offsphere.run.command import one_line_errors
 from offsphere.run.config import parse

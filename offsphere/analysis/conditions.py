@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -149,6 +149,26 @@ def text_of(value: Any) -> str:
     if isinstance(value, float | np.floating):
         return f"{value:g}"
     return str(value)
+
+
+class AtFloor(NamedTuple):
+    """How many runs are not above their untrained model, and how many say whether they are."""
+
+    runs: int
+    measured: int
+
+
+NO_FLOOR = AtFloor(0, 0)
+
+
+def at_floor(runs: pd.DataFrame, names: Collection[str], metric: str) -> AtFloor:
+    """The verdict `floor` of the collection that a metric is about, over the named runs."""
+    column = f"{metric.rpartition('/')[0]}/floor"
+    if column not in runs.columns:
+        return NO_FLOOR
+    rows = runs.loc[runs["run"].isin(list(names))].drop_duplicates("run")
+    found = rows[column].dropna().astype(float)
+    return AtFloor(int((found > 0).sum()), len(found))
 
 
 def numbers(series: pd.Series) -> Array:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from offsphere.analysis.conditions import (
     TREATMENTS,
+    AtFloor,
     Condition,
     Frame,
     Steps,
+    at_floor,
     corner_of,
     plain_name,
     read_steps,
@@ -35,7 +37,6 @@ from offsphere.analysis.readings import (
     read_histograms,
     read_metric,
 )
-from offsphere.analysis.tables import AtFloor, at_floor
 from offsphere.analysis.tasks import Reference, Tasks, published_variance, role_of
 from offsphere.estimate import Estimate
 from offsphere.names import CELLS

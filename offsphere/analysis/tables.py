@@ -14,10 +14,10 @@ import io
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -56,26 +56,6 @@ ORIGIN = ("offsphere", "python", "platform", "cpu", "versions", "data")
 # Which columns name data: settings, and what runs record about them.
 DATA_COLUMNS = ("data", "eval_data", "run/data")
 JSON_WORDS = ("true", "false", "null", "NaN", "Infinity")
-
-
-class AtFloor(NamedTuple):
-    """How many runs are not above their untrained model, and how many say whether they are."""
-
-    runs: int
-    measured: int
-
-
-NO_FLOOR = AtFloor(0, 0)
-
-
-def at_floor(runs: pd.DataFrame, names: Collection[str], metric: str) -> AtFloor:
-    """The verdict `floor` of the collection that a metric is about, over the named runs."""
-    column = f"{metric.rpartition('/')[0]}/floor"
-    if column not in runs.columns:
-        return NO_FLOOR
-    rows = runs.loc[runs["run"].isin(list(names))].drop_duplicates("run")
-    found = rows[column].dropna().astype(float)
-    return AtFloor(int((found > 0).sum()), len(found))
 
 
 class StudyTables:
