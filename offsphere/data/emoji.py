@@ -17,9 +17,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offsphere.data.cache import cache_file, keep_arrays, kept_arrays
 from offsphere.data.splits import parts_of_split, split_of
 from offsphere.names import unknown
+from offsphere.run.files import cache_file, keep_arrays, kept_arrays
 
 if TYPE_CHECKING:
     import numpy as np
