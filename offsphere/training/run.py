@@ -20,10 +20,10 @@ from offsphere.data.needs import has_changed, stamp
 from offsphere.data.shards import existing
 from offsphere.data.splits import Handed
 from offsphere.objective import Objective
+from offsphere.run.command import loss_in_words
 from offsphere.run.config import command, load_yaml
 from offsphere.run.files import atomic_write
 from offsphere.run.record import RunFolder, open_run
-from offsphere.run.workers import loss_in_words
 from offsphere.training.checkpoint import check_held_out, load_checkpoint
 from offsphere.training.experiment import Experiment
 from offsphere.training.loop import Diverged, Interrupted, fit
