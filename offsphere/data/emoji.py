@@ -44,11 +44,6 @@ class Emoji:
     base: str
     """Name without skin tones; all tones of one base are in the same split."""
 
-    @property
-    def split(self) -> str:
-        """train, validation or test."""
-        return split_of(self.base)
-
 
 @cache
 def load_emoji() -> tuple[Emoji, ...]:
@@ -96,7 +91,7 @@ def subgroups() -> tuple[str, ...]:
 def emoji_of_split(split: str) -> list[int]:
     """Which of all emoji belong to a split."""
     wanted = parts_of_split(split)
-    return [index for index, emoji in enumerate(load_emoji()) if emoji.split in wanted]
+    return [index for index, emoji in enumerate(load_emoji()) if split_of(emoji.base) in wanted]
 
 
 def emoji_pictures(size: int, style: str = "twemoji") -> UInt8[np.ndarray, "n 3 size size"]:

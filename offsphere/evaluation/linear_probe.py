@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from offsphere.evaluation.knn import check_classes, check_split
+from offsphere.evaluation.checks import check_classes, check_split
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

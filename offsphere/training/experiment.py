@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from offsphere.objective import Objective
-from offsphere.training.ranks import Rows, Tensors, share, take
+from offsphere.training.ranks import Rows, Tensors
 
 
 class Step(NamedTuple):
@@ -86,15 +86,6 @@ class Divisible(Protocol):
     def part(self, step: int, rows: Rows) -> Any:
         """These rows of a step's batch."""
         ...
-
-
-def own_part(batches: Dataset, step: int, rows: Rows) -> Any:
-    """These rows of a step's batch, without the cost of the others where that can be had."""
-    if rows.all:
-        return batches[step]
-    if isinstance(batches, Divisible):
-        return batches.part(step, rows)
-    return take(batches[step], rows, share(rows.total, 0, 1))
 
 
 class Experiment:

@@ -17,11 +17,11 @@ from offsphere.losses import NonFinite
 from offsphere.run.command import Stopped, stop_signals
 from offsphere.run.progress import Work, say
 from offsphere.run.record import RunFolder
-from offsphere.training.checkpoint import best_of, load_checkpoint, save_checkpoint
-from offsphere.training.experiment import Experiment, Method, Step, Streamed, own_part
+from offsphere.training.checkpoint import Best, load_checkpoint, save_checkpoint
+from offsphere.training.experiment import Divisible, Experiment, Method, Step, Streamed
 from offsphere.training.microbatch import autocast, is_split, prepare_batch_norm, split_step
-from offsphere.training.ranks import Ranks, Rows, here
-from offsphere.training.settings import TrainSettings, peak_lr, steps_of
+from offsphere.training.ranks import Ranks, Rows, here, share, take
+from offsphere.training.settings import TrainSettings, steps_of
 from offsphere.training.streams import stream_seed
 from offsphere.training.telemetry import open_loggers, telemetry
 
@@ -68,7 +68,7 @@ def fit(
         if isinstance(batches, Streamed):
             _check_readers(facts, settings, ranks)
         say(f"The run resumes after {start:,} of its {total:,} steps.")
-    best = best_of(experiment, settings, ranks, state)
+    best = None if settings.keep == "last" else Best(experiment, ranks, state)
     if ranks.first:
         folder.rewind(start - 1)
 
@@ -184,6 +184,12 @@ def build_optimizers(method: nn.Module, settings: TrainSettings) -> list[torch.o
     return optimizers
 
 
+def peak_lr(settings: TrainSettings) -> float:
+    """The learning rate after `lr_rule`."""
+    ratio = settings.batch_size / 256
+    return settings.lr * {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[settings.lr_rule]
+
+
 def _main(groups: list[dict], settings: TrainSettings) -> torch.optim.Optimizer:
     lr = peak_lr(settings)
     if settings.optimizer == "sgd":
@@ -287,6 +293,15 @@ class _ErrorsAsValues(Dataset):
             return own_part(self.batches, step, self.own)
         except (ValueError, OSError) as error:
             return error
+
+
+def own_part(batches: Dataset, step: int, rows: Rows) -> Any:
+    """These rows of a step's batch, without the cost of the others where that can be had."""
+    if rows.all:
+        return batches[step]
+    if isinstance(batches, Divisible):
+        return batches.part(step, rows)
+    return take(batches[step], rows, share(rows.total, 0, 1))
 
 
 def _restore(

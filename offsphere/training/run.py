@@ -24,11 +24,11 @@ from offsphere.run.command import loss_in_words
 from offsphere.run.config import command, load_yaml
 from offsphere.run.files import atomic_write
 from offsphere.run.record import RunFolder, open_run
-from offsphere.training.checkpoint import check_held_out, load_checkpoint
+from offsphere.training.checkpoint import load_checkpoint
 from offsphere.training.experiment import Experiment
 from offsphere.training.loop import Diverged, Interrupted, fit
 from offsphere.training.ranks import Ranks, connected
-from offsphere.training.settings import TrainSettings, steps_of
+from offsphere.training.settings import TrainSettings
 from offsphere.training.telemetry import plot_run
 
 Tensors = dict[str, Tensor]
@@ -67,8 +67,11 @@ def train_run(
             experiment = make(settings, folder, handed)
             ranks.on_first(lambda: _record_data(experiment, settings, folder))
             experiment.build()
-            steps_of(settings, experiment.population)
-            check_held_out(experiment, settings)
+            if settings.keep == "best" and experiment.held_out is None:
+                raise ValueError(
+                    "--keep=best needs validation data, and this run has none: use data with a "
+                    "validation part (streamed shards have none), or --keep=last."
+                )
         except (ValueError, OSError):  # a faulty path or setting: nothing has begun
             if ranks.first:
                 folder.discard()

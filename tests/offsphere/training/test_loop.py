@@ -27,9 +27,9 @@ from offsphere.run.record import RunFolder, open_run
 from offsphere.training import streams
 from offsphere.training.checkpoint import FILE, load_checkpoint, save_checkpoint
 from offsphere.training.experiment import Method, Step
-from offsphere.training.loop import Diverged, build_optimizers, fit, rate, set_rate
+from offsphere.training.loop import Diverged, build_optimizers, fit, peak_lr, rate, set_rate
 from offsphere.training.run import eval_exponents
-from offsphere.training.settings import TrainSettings, canonical_cell, peak_lr, steps_of
+from offsphere.training.settings import TrainSettings, canonical_cell, steps_of
 from offsphere.training.streams import batch_indices, stream, stream_seed
 from offsphere.training.telemetry import open_loggers, telemetry
 
