@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offsphere.data.splits import parts_of_split, split_of
-from offsphere.names import unknown
 from offsphere.run.files import cache_file, keep_arrays, kept_arrays
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from jaxtyping import UInt8
     from PIL.Image import Image
 
-STYLES = ("twemoji", "openmoji")
 EMOJI_STYLES = {"emoji": "twemoji", "openmoji": "openmoji"}
 """Which drawings a data set's name stands for."""
 VARIATION_SELECTOR = 0xFE0F
@@ -96,10 +94,6 @@ def emoji_of_split(split: str) -> list[int]:
 
 def emoji_pictures(size: int, style: str = "twemoji") -> UInt8[np.ndarray, "n 3 size size"]:
     """One drawing of every emoji on white, in the order of `load_emoji`; cached on disk."""
-    if style not in STYLES:
-        raise unknown("emoji style", style, STYLES)
-    if size < 1:
-        raise ValueError(f"Picture size must be at least 1 pixel, got {size}.")
     file = cache_file(f"{style}-{size}-{_versions_key()}.npz")
     pictures = kept_arrays(file).get("pictures")
     expected = (len(load_emoji()), 3, size, size)

@@ -77,7 +77,7 @@ def test_split_is_fixed_by_the_base_and_near_its_shares() -> None:
         assert {e.group for e in load_emoji() if split_of(e.base) == split} == set(groups())
 
 
-@pytest.mark.parametrize("style", module.STYLES)
+@pytest.mark.parametrize("style", module.EMOJI_STYLES.values())
 def test_pictures_are_the_drawings_on_white(style: str, cache: Path, few: int) -> None:
     pictures = emoji_pictures(24, style)
     assert pictures.shape == (few, 3, 24, 24)
@@ -94,7 +94,7 @@ def test_twemoji_at_native_size_is_the_png(cache: Path, few: int) -> None:
 
 
 def test_every_emoji_has_both_drawings() -> None:
-    for style in module.STYLES:
+    for style in module.EMOJI_STYLES.values():
         paths = module._picture_paths(style)
         assert len(paths) == 3944
         assert all(path.exists() for path in paths[::50])
@@ -132,11 +132,6 @@ def test_works_without_a_writable_cache(
 
 def _disk_full(*args: object, **named: object) -> None:
     raise OSError(28, "No space left on device")
-
-
-def test_unknown_style_is_named() -> None:
-    with pytest.raises(ValueError, match="Did you mean 'openmoji'"):
-        emoji_pictures(16, "openmojis")
 
 
 def test_transparent_becomes_white() -> None:
