@@ -126,7 +126,7 @@ def sample_parameters(
         return low + (high - low) * values
 
     areas = uniform(views.min_scale, 1.0, CROP_TRIES)
-    log_ratios = uniform(*map(math.log, CROP_RATIO), CROP_TRIES)
+    log_ratios = uniform(math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1]), CROP_TRIES)
     height, width, found = crop_sizes(areas, log_ratios.exp_(), size)
     top = crop_start(size[0] - height, next(draws), found)
     left = crop_start(size[1] - width, next(draws), found)
