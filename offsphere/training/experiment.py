@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from offsphere.cells import Cell
 from offsphere.objective import Objective
 from offsphere.training.ranks import Rows, Tensors
 
@@ -95,6 +96,8 @@ class Experiment:
     before an encoder is loaded or a feature computed.
     """
 
+    settings: Any
+    """Those of the run, `TrainSettings` of a script's own kind."""
     method: Any
     """The `Method` that is trained; a lane names the kind of its own."""
     batches: Dataset | Streamed
@@ -112,6 +115,11 @@ class Experiment:
 
     def build(self) -> None:
         """Make method, batches and population."""
+
+    def exponents(self) -> tuple[float, float]:
+        """Those that score in evaluation: the eval cell's, or those trained so far."""
+        cell = self.settings.eval_cell
+        return (self.method.objective.cell if cell is None else Cell(cell)).numbers()
 
     def evaluate(self) -> dict[str, float]:
         """Named numbers of the method as it stands."""

@@ -51,7 +51,7 @@ def fit(
     batches, population = experiment.batches, experiment.population
     total = steps_of(settings, population)
     ranks = here(settings) if ranks is None else ranks
-    device, own = ranks.device, ranks.own(settings.batch_size)
+    device, first, own = ranks.device, ranks.first, ranks.own(settings.batch_size)
     prepare_batch_norm(method, settings, ranks)
     method.to(device)
     optimizers = build_optimizers(method, settings)
@@ -69,12 +69,12 @@ def fit(
             _check_readers(facts, settings, ranks)
         say(f"The run resumes after {start:,} of its {total:,} steps.")
     best = None if settings.keep == "last" else Best(experiment, ranks, state)
-    if ranks.first:
+    if first:
         folder.rewind(start - 1)
 
     def checkpoint(next_step: int) -> None:
         _check_weights(method, next_step, settings)
-        if not ranks.first:
+        if not first:
             return
         save_checkpoint(
             folder.checkpoint,
@@ -95,9 +95,7 @@ def fit(
     with (
         stop_signals() as stops,
         closing(Work("training", total, **pieces)) as work,
-        open_loggers(settings, folder, start)
-        if ranks.first
-        else nullcontext(lambda _: None) as log,
+        open_loggers(settings, folder, start) if first else nullcontext(lambda _: None) as log,
     ):
         for step, batch in enumerate(loader, start):
             set_rate(optimizers, rate(step, total, settings.warmup))
@@ -128,7 +126,7 @@ def fit(
             if eval_steps and (step + 1) % eval_steps == 0 and not last:
                 row |= ranks.on_first(experiment.evaluate)
                 row |= {} if best is None else best.look(step + 1)
-            if row and ranks.first:
+            if row and first:
                 row = {
                     "step": step,
                     "samples": (step + 1) * settings.batch_size,

@@ -13,7 +13,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
-from torch import Tensor
 
 from offsphere.cells import Cell
 from offsphere.data.needs import has_changed, stamp
@@ -27,11 +26,10 @@ from offsphere.run.record import RunFolder, open_run
 from offsphere.training.checkpoint import load_checkpoint
 from offsphere.training.experiment import Experiment
 from offsphere.training.loop import Diverged, Interrupted, fit
-from offsphere.training.ranks import Ranks, connected
+from offsphere.training.ranks import Ranks, Tensors, connected
 from offsphere.training.settings import TrainSettings
 from offsphere.training.telemetry import plot_run
 
-Tensors = dict[str, Tensor]
 SettingsT = TypeVar("SettingsT", bound=TrainSettings)
 
 
@@ -120,7 +118,7 @@ def _open(
         return folder.metrics()
 
     ended = ranks.on_first(first)
-    if not ranks.first:
+    if not opened:
         opened.append(RunFolder(stack.enter_context(tempfile.TemporaryDirectory())))
     return opened[0], ended
 
@@ -223,14 +221,8 @@ def objective_of(
     )
 
 
-def eval_exponents(settings: TrainSettings, objective: Objective) -> tuple[float, float]:
-    """The exponents that score in evaluation: the eval cell's, or those trained so far."""
-    cell = objective.cell if settings.eval_cell is None else Cell(settings.eval_cell)
-    return cell.numbers()
-
-
 def scored_exponents(settings: TrainSettings, trained: tuple[float, float]) -> tuple[float, float]:
-    """`eval_exponents` of a run that is over, whose cell ended with these exponents."""
+    """The exponents that score a run that is over, whose cell ended with these ones."""
     return trained if settings.eval_cell is None else Cell(settings.eval_cell).numbers()
 
 
