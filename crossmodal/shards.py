@@ -27,6 +27,7 @@ from offsphere.run.config import parse
 from offsphere.run.files import whole_folder
 from offsphere.run.progress import speaking, track
 from offsphere.run.record import write_json
+from offsphere.training.settings import check_setting
 
 if TYPE_CHECKING:
     from offsphere.data.samples import Samples
@@ -50,8 +51,7 @@ class Config:
     """Stop at a sample that cannot be read, or leave it out and count it."""
 
     def __post_init__(self) -> None:
-        if self.shard_size < 1:
-            raise ValueError(f"--shard-size must be at least 1, got {self.shard_size}.")
+        check_setting(self, "shard_size", "at least 1", self.shard_size >= 1)
         if not self.source.startswith(("folder:", "csv:")):
             raise ValueError(f"--source must be folder:PATH or csv:FILE, got {self.source!r}.")
         if self.name is not None and (not self.name or "/" in self.name):
