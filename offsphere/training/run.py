@@ -27,7 +27,7 @@ from offsphere.training.checkpoint import load_checkpoint
 from offsphere.training.experiment import Experiment
 from offsphere.training.loop import Diverged, Interrupted, fit
 from offsphere.training.ranks import Ranks, Tensors, connected
-from offsphere.training.settings import TrainSettings
+from offsphere.training.settings import TrainSettings, steps_of
 from offsphere.training.telemetry import plot_run
 
 SettingsT = TypeVar("SettingsT", bound=TrainSettings)
@@ -65,6 +65,7 @@ def train_run(
             experiment = make(settings, folder, handed)
             ranks.on_first(lambda: _record_data(experiment, settings, folder))
             experiment.build()
+            steps_of(settings, experiment.population)
             if settings.keep == "best" and experiment.held_out is None:
                 raise ValueError(
                     "--keep=best needs validation data, and this run has none: use data with a "
