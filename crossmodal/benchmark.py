@@ -24,7 +24,7 @@ from offsphere.run.command import one_line_errors
 from offsphere.run.config import parse, settings_hash, to_dict, where
 from offsphere.run.progress import speaking
 from offsphere.run.record import find_run, provenance, write_json
-from offsphere.training.settings import canonical_eval_cell
+from offsphere.training.settings import canonical_eval_cell, check_setting
 
 if TYPE_CHECKING:
     from crossmodal.searches import Encoded
@@ -108,9 +108,7 @@ class Config:
         least = {"resamples": 1, "batch_size": 1, "threads": 1, "captions_per_image": 1, "limit": 2}
         for name, number in least.items():
             value = getattr(self, name)
-            if value is not None and value < number:
-                flag = f"--{name.replace('_', '-')}"
-                raise ValueError(f"{flag} must be at least {number}, got {value}.")
+            check_setting(self, name, f"at least {number}", value is None or value >= number)
 
 
 class Benchmarked(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,12 +11,13 @@ import torch
 from torch import Tensor
 
 from crossmodal.captions import EMOJI_STYLES, Captioned
-from crossmodal.frozen import frozen_features
 from crossmodal.searches import CLASSIFICATION, RETRIEVAL, Encoded, Features
 from crossmodal.settings import ClipSettings
 from crossmodal.templates import load_templates, prompts_of
 from offsphere.audit.scoring import by_guessing, outcomes
-from offsphere.encoders.clip import ClipTowers
+from offsphere.data.pictures import resize_square
+from offsphere.encoders.clip import ClipTowers, FrozenTower
+from offsphere.encoders.store import Store, cache_folder
 from offsphere.evaluation.geometry import (
     cohens_d,
     hubness,
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 CHUNK = 256
+# Of a frozen tower: on a CPU more than a few spend most of their time in fresh pages of memory.
+FROZEN_CPU_CHUNK, FROZEN_CHUNK = 8, 64
 NEIGHBOURS = 10
 GOOD, BAD = 3.0, 1.5
 """Mean human judgements, from 1 to 4: from 3 on a caption fits, up to 1.5 it does not (ours)."""
@@ -208,6 +212,29 @@ def encode_pictures(towers: ClipTowers, data: Captioned) -> Float[Tensor, "n d"]
             for rows in track(chunks, len(chunks), "encoding images")
         ]
     return torch.cat([part.float().cpu() for part in parts])
+
+
+@lru_cache(maxsize=8)
+def frozen_features(tower: FrozenTower, data: Captioned) -> Float[Tensor, "n f"]:
+    """The tower's features of all pictures in order, on the CPU."""
+    facts = [tower.fingerprint(), data.fingerprint]
+    kept = Store(cache_folder()).get(facts, lambda: {"features": _encode_frozen(tower, data)})
+    return kept["features"]
+
+
+def _encode_frozen(tower: FrozenTower, data: Captioned) -> Float[Tensor, "n f"]:
+    print(f"Encoding {len(data):,} pictures once; their features are cached.", flush=True)
+    device = next(tower.parameters()).device
+    mean = torch.tensor(tower.mean, device=device)[:, None, None] * 255
+    std = torch.tensor(tower.std, device=device)[:, None, None] * 255
+    parts = []
+    size = FROZEN_CPU_CHUNK if device.type == "cpu" else FROZEN_CHUNK
+    chunks = torch.arange(len(data)).split(size)
+    for rows in track(chunks, len(chunks), "encoding pictures"):
+        pixels = resize_square(data.batch(rows), tower.image_size).to(device).float()
+        pixels = ((pixels - mean) / std).contiguous(memory_format=torch.channels_last)
+        parts.append(tower(pixels).float().cpu())
+    return torch.cat(parts)
 
 
 @torch.no_grad()

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from crossmodal.captions import Captioned
-from crossmodal.evaluate import Evaluator, mean_recall
-from crossmodal.frozen import frozen_features
+from crossmodal.evaluate import Evaluator, frozen_features, mean_recall
 from crossmodal.methods import Clip, Look, Pairs
 from crossmodal.settings import DIRECTIONS, MODELS, ClipSettings
 from crossmodal.splits import CaptionSplits, load_splits
@@ -29,7 +28,7 @@ from offsphere.run.record import RunFolder
 from offsphere.training.experiment import Experiment
 from offsphere.training.images import random_views
 from offsphere.training.ranks import Rows, Tensors, share
-from offsphere.training.run import eval_exponents, objective_of
+from offsphere.training.run import objective_of
 from offsphere.training.settings import steps_of
 from offsphere.training.streams import batch_indices, stream, stream_seed
 
@@ -205,12 +204,11 @@ class ClipExperiment(Experiment):
             self.batches = TrainingBatches(data, towers, settings)
 
     def evaluate(self) -> dict[str, float]:
-        return self.evaluator(self.towers, eval_exponents(self.settings, self.method.objective))
+        return self.evaluator(self.towers, self.exponents())
 
     def validate(self) -> float:
         assert self.held_out is not None
-        exponents = eval_exponents(self.settings, self.method.objective)
-        return mean_recall(self.towers, self.held_out, exponents)
+        return mean_recall(self.towers, self.held_out, self.exponents())
 
     def files(self) -> dict[str, Tensors]:
         kept = {

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import shutil
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,8 +24,10 @@ from offsphere.data.shards import IMAGE_SUFFIXES, ShardFacts, checksum, write_ma
 from offsphere.data.splits import hash_share
 from offsphere.run.command import one_line_errors
 from offsphere.run.config import parse
+from offsphere.run.files import whole_folder
 from offsphere.run.progress import speaking, track
 from offsphere.run.record import write_json
+from offsphere.training.settings import check_setting
 
 if TYPE_CHECKING:
     from offsphere.data.samples import Samples
@@ -51,8 +51,7 @@ class Config:
     """Stop at a sample that cannot be read, or leave it out and count it."""
 
     def __post_init__(self) -> None:
-        if self.shard_size < 1:
-            raise ValueError(f"--shard-size must be at least 1, got {self.shard_size}.")
+        check_setting(self, "shard_size", "at least 1", self.shard_size >= 1)
         if not self.source.startswith(("folder:", "csv:")):
             raise ValueError(f"--source must be folder:PATH or csv:FILE, got {self.source!r}.")
         if self.name is not None and (not self.name or "/" in self.name):
@@ -84,21 +83,15 @@ def run(config: Config) -> dict[str, Any]:
     keys = _shard_keys(pairs.keys)
     order = range(len(pairs))
     order = sorted(order, key=lambda i: hash_share(keys[i])) if config.shuffle else order
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    temporary.mkdir(parents=True)
-    try:
-        name = config.name or config.split
+    name = config.name or config.split
+    with whole_folder(out) as folder:
         samples = _encoded(pairs, keys, order, bad)
-        shards = write_shards(temporary, name, samples, config.shard_size)
+        shards = write_shards(folder, name, samples, config.shard_size)
         if not shards:
             raise ValueError(f"{config.source} has no samples in the split {config.split}.")
-        write_manifest(temporary, shards)
+        write_manifest(folder, shards)
         # open_clip's name for the number of samples of each shard.
-        write_json(temporary / "sizes.json", {name: f.samples for name, f in shards.items()})
-        temporary.rename(out)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        write_json(folder / "sizes.json", {name: f.samples for name, f in shards.items()})
     numbers = f"{{000000..{len(shards) - 1:06d}}}" if len(shards) > 1 else "000000"
     return {
         "shards": len(shards),

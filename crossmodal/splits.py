@@ -11,7 +11,7 @@ from crossmodal.settings import ClipSettings
 from crossmodal.stream import StreamedPairs, stream_pairs
 from offsphere.data.pictures import MEMORY_LIMIT, square_pixels
 from offsphere.data.shards import is_streamed
-from offsphere.data.splits import Handed, Splits, refuse_named
+from offsphere.data.splits import Handed, Splits
 from offsphere.training.ranks import own_rows
 
 
@@ -44,7 +44,6 @@ def load_splits(
     """Everything a run reads; the test split is left alone when validation is measured."""
     if handed is not None:
         return _handed_splits(settings, handed, image_size)
-    refuse_named(settings.data)
 
     def load(data: str, split: str, limit: int | None = None) -> Captioned:
         return kept_captions(

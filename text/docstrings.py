@@ -16,8 +16,8 @@ from functools import cache
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
-from offsphere.data.cache import cache_file, keep, kept_string
 from offsphere.data.splits import hash_share
+from offsphere.run.files import cache_file, keep, kept_string
 
 PER_PACKAGE = 800
 """Docstrings per package, the first ones in the order of a hash of their texts."""

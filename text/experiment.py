@@ -10,14 +10,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from offsphere.data.splits import Handed, refuse_named
+from offsphere.data.splits import Handed
 from offsphere.objective import Objective
 from offsphere.run.progress import say
 from offsphere.run.record import RunFolder
 from offsphere.training.checkpoint import load_checkpoint
 from offsphere.training.experiment import Experiment
 from offsphere.training.ranks import Tensors
-from offsphere.training.run import eval_exponents, objective_of
+from offsphere.training.run import objective_of
 from offsphere.training.settings import steps_of
 from text.evaluate import Collected, RetrievalEvaluator, SentenceEvaluator, mean_ndcg
 from text.inputs import Inputs, Rows, device_of
@@ -55,7 +55,6 @@ class RetrievalExperiment(Experiment):
         self.others = [self._collection(name) for name in settings.eval_data]
 
     def _collection(self, name: str) -> Collection:
-        refuse_named(name)
         settings = self.settings
         return kept_collection(
             name, on_bad_sample=settings.on_bad_sample, data_root=settings.data_root
@@ -105,12 +104,11 @@ class RetrievalExperiment(Experiment):
             self.held_out = _collected("", _validation(own, task, settings), inputs, settings)
 
     def evaluate(self) -> dict[str, float]:
-        return self.evaluator(self.method, eval_exponents(self.settings, self.method.objective))
+        return self.evaluator(self.method, self.exponents())
 
     def validate(self) -> float:
         assert self.held_out is not None
-        exponents = eval_exponents(self.settings, self.method.objective)
-        return mean_ndcg(self.held_out, self.method, self.inputs.encode, exponents)
+        return mean_ndcg(self.held_out, self.method, self.inputs.encode, self.exponents())
 
     def files(self) -> dict[str, Tensors]:
         kept = {
@@ -247,7 +245,6 @@ class SentenceExperiment(Experiment):
         if handed is not None:
             content = handed.train if split == "train" else handed.measured(split)
             return columns(f"handed:{handed.name} {split}", list(content))
-        refuse_named(s.data)
         measured = s.eval_split if split == "train" else split
         found = kept_sentences(s.data, s.nli, measured, s.data_root)
         return found["train" if split == "train" else "test"]
@@ -296,12 +293,11 @@ class SentenceExperiment(Experiment):
         return SentenceEvaluator(*self._sides(pairs), pairs.score, self.inputs.encode)
 
     def evaluate(self) -> dict[str, float]:
-        return self.evaluator(self.method, eval_exponents(self.settings, self.method.objective))
+        return self.evaluator(self.method, self.exponents())
 
     def validate(self) -> float:
         assert self.held_out is not None
-        exponents = eval_exponents(self.settings, self.method.objective)
-        return self.held_out(self.method, exponents)["test/spearman"]
+        return self.held_out(self.method, self.exponents())["test/spearman"]
 
     def files(self) -> dict[str, Tensors]:
         return {

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from offsphere.data.splits import refuse_named
 from offsphere.encoders.layers import TopLayers, joined
 from offsphere.encoders.text import HuggingFaceEncoder, TextEncoder
 from offsphere.evaluation.ranking import rank
@@ -228,7 +227,6 @@ def _atlas(asked: Export) -> str:
     settings = trained.settings
     if not isinstance(settings, RetrievalSettings):
         raise ValueError(f"{asked.run} has no queries that find anything: --as=atlas needs them.")
-    refuse_named(settings.data)
     collection = load_collection(
         settings.data, on_bad_sample=settings.on_bad_sample, data_root=settings.data_root
     )

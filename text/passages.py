@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from offsphere.data.bad import BadSamples, first_few
+from offsphere.data.bad import BadSamples, check_unique
 from offsphere.data.splits import PARTS, hash_share, in_validation, split_of
 from offsphere.names import unknown
 from offsphere.run.catalog import KNOWN, resolve
@@ -200,7 +200,9 @@ def _without_empty(
     file: Path, items: tuple[Item, ...], bad: BadSamples
 ) -> tuple[tuple[Item, ...], Numbers]:
     """The items that have a text, and the number of each id: None for those without."""
-    _check_unique(file, [item.id for item in items])
+    if not items:
+        raise ValueError(f"{file} is empty: expected one JSON object per line.")
+    check_unique(file, [item.id for item in items])
     kept = tuple(item for item in items if not item.empty())
     numbers: Numbers = dict.fromkeys(item.id for item in items)
     numbers |= {item.id: number for number, item in enumerate(kept)}
@@ -277,16 +279,6 @@ def _is_text(row: dict[str, Any]) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _check_unique(file: Path, ids: list[str]) -> None:
-    seen: set[str] = set()
-    twice = [i for i in ids if i in seen or seen.add(i)]
-    if twice:
-        said = f"{len(twice)} ids come more than once ({first_few(twice)})"
-        raise ValueError(f"{file}: {said}: ids must be unique.")
-    if not ids:
-        raise ValueError(f"{file} is empty: expected one JSON object per line.")
 
 
 def captions_folder(folder: Path, *, on_bad_sample: str = "error") -> Collection:

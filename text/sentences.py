@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from offsphere.data.emoji import Emoji, load_emoji
-from offsphere.data.splits import hash_share
+from offsphere.data.splits import hash_share, split_of
 from offsphere.names import unknown
 from offsphere.run.catalog import resolve
 from offsphere.training.settings import TrainSettings
@@ -165,7 +165,8 @@ def _emoji_pairs(split: str) -> list[Pair]:
     The score is the number of common keywords over that of all keywords of the two. Both emoji of
     a pair are in the same split.
     """
-    pool = [e for e in load_emoji() if e.keywords and e.name == e.base and e.split == split]
+    bases = [e for e in load_emoji() if e.keywords and e.name == e.base]
+    pool = [e for e in bases if split_of(e.name) == split]
     alike: dict[str, list[Emoji]] = {}
     for emoji in pool:
         for label in (*emoji.keywords, f"subgroup {emoji.subgroup}", f"group {emoji.group}"):

@@ -11,7 +11,7 @@ from offsphere.names import check_similarities
 from offsphere.run.catalog import kind_of
 from offsphere.run.config import added, data_name, where
 from offsphere.run.help import Groups
-from offsphere.training.settings import WIDEST, TrainSettings, check_between
+from offsphere.training.settings import WIDEST, TrainSettings, check_between, check_setting
 
 RETRIEVAL_COLUMNS = (  # of the table that closes a run
     ("test/ndcg10", "nDCG@10", "{:.3f}"),
@@ -279,15 +279,13 @@ class RetrievalSettings(TextSettings):
         elif self.samples is not None:
             self._resolve("pretrain_samples", None, self.samples // 2)
         check_similarities(self.similarities)
-        if self.hard_negatives < 0:
-            raise ValueError(f"--hard-negatives must be at least 0, got {self.hard_negatives}.")
+        check_setting(self, "hard_negatives", "at least 0", self.hard_negatives >= 0)
         if self.hard_negatives and self.negatives is not None:
             raise ValueError(
                 f"--hard-negatives={self.hard_negatives} does not go with "
                 f"--negatives={self.negatives}: every query sees the hard negatives of all."
             )
-        if self.reader_passages < 1:
-            raise ValueError(f"--reader-passages must be above 0, got {self.reader_passages}.")
+        check_setting(self, "reader_passages", "above 0", self.reader_passages >= 1)
         if self.reader is not None and find_spec("transformers") is None:
             raise ValueError("--reader needs the extra `text`: pip install -e '.[text]'.")
         budget = self.samples

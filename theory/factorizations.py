@@ -248,11 +248,6 @@ def ambiguity(
 ) -> Ambiguity:
     """Rescale the columns of two sides by D and 1 / D: what happens to dot products and cosines."""
     left, right = (np.asarray(x, dtype=np.float64) for x in (embeddings_left, embeddings_right))
-    if left.ndim != 2 or right.ndim != 2 or {left.shape[1], right.shape[1]} != {scales.shape[-1]}:
-        raise ValueError(
-            "Expected two sides and scales of one width, got left "
-            f"{left.shape}, right {right.shape} and scales {scales.shape}."
-        )
     if not len(right) > neighbours:
         raise ValueError(f"{neighbours} neighbours need more than {len(right)} right rows.")
     pairs, rights = _nearest(left, right, neighbours), _nearest(right, None, neighbours)

@@ -12,6 +12,7 @@ from offsphere.run.command import one_line_errors
 from offsphere.run.config import parse, where
 from offsphere.run.files import atomic_write
 from offsphere.run.record import RunFolder, open_run, run_path
+from offsphere.training.settings import check_setting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,8 +34,7 @@ class LabSettings:
     """A finished run is only shown again; --no-resume measures it anew."""
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"--seed must be at least 0, got {self.seed}.")
+        check_setting(self, "seed", "at least 0", self.seed >= 0)
 
 
 def run_lab(

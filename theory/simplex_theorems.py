@@ -19,7 +19,7 @@ from torch import Tensor
 
 from offsphere import losses
 from offsphere.cells import shrink
-from offsphere.names import VIEW_LOSSES, unknown
+from offsphere.names import VIEW_LOSSES
 from offsphere.variance import negative_statistics
 
 if TYPE_CHECKING:
@@ -33,18 +33,13 @@ PairLoss = Callable[[Tensor, Tensor], Tensor]
 FULL_BATCH_LOSSES = ("info_nce", "nt_xent", "dcl", "dhel", "siglip", "spectral")
 
 
-def simplex_etf(n: int, width: int | None = None) -> Float[Tensor, "n width"]:
-    """n unit vectors whose products are all -1/(n-1), in n - 1 or more dimensions."""
-    width = n - 1 if width is None else width
-    if n < 2 or width < n - 1:
-        raise ValueError(
-            f"Expected n of at least 2 and a width of at least n - 1, got n = {n}, width = {width}."
-        )
+def simplex_etf(n: int) -> Float[Tensor, "n n-1"]:
+    """n unit vectors whose products are all -1/(n-1), in n - 1 dimensions."""
     row = torch.arange(1, n, dtype=torch.float64)
-    corners = torch.zeros(n, width, dtype=torch.float64)
-    corners[:-1, : n - 1] = torch.triu(torch.ones(n - 1, n - 1, dtype=torch.float64))
-    corners[1:, : n - 1] -= torch.diag(row)
-    corners[:, : n - 1] /= (row * (row + 1)).sqrt()
+    corners = torch.zeros(n, n - 1, dtype=torch.float64)
+    corners[:-1] = torch.triu(torch.ones(n - 1, n - 1, dtype=torch.float64))
+    corners[1:] -= torch.diag(row)
+    corners /= (row * (row + 1)).sqrt()
     return shrink(corners, 1.0)
 
 
@@ -70,8 +65,6 @@ def distance_to_simplex(u: Float[Tensor, "n d"], v: Float[Tensor, "n d"]) -> flo
 
 def full_batch_loss(name: str, temperature: float, bias: float) -> PairLoss:
     """A loss of `offsphere.losses` on two views of unit vectors; `bias` is SigLIP's own."""
-    if name not in FULL_BATCH_LOSSES:
-        raise unknown("loss", name, FULL_BATCH_LOSSES)
     if name == "siglip":
         return lambda u, v: losses.siglip(u, v, temperature, bias)
     if name == "spectral":
@@ -170,20 +163,17 @@ def slack_parts(u: Float[Tensor, "n d"], v: Float[Tensor, "n d"]) -> tuple[float
 
 def variance_band(n: int, m: int) -> tuple[float, float]:
     """The least and the largest Var[s_neg] at the optimum of fixed batches of m (Thm 5.5)."""
-    _check_partition(n, m)
     least = (n - m) / ((m - 1) * (n - 1) ** 2)
     return least, n * least
 
 
 def shared_simplices(n: int, m: int) -> Float[Tensor, "n d"]:
     """Every batch of m on one and the same simplex: Thm 5.5's largest variance."""
-    _check_partition(n, m)
     return simplex_etf(m).repeat(n // m, 1)
 
 
 def orthogonal_simplices(n: int, m: int) -> Float[Tensor, "n d"]:
     """Each batch of m on a simplex of its own dimensions: Thm 5.5's least variance."""
-    _check_partition(n, m)
     return torch.block_diag(*[simplex_etf(m)] * (n // m))
 
 
@@ -191,7 +181,6 @@ def turned_simplices(
     n: int, m: int, width: int, generator: torch.Generator
 ) -> Float[Tensor, "n width"]:
     """Each batch of m on a simplex turned at random: any optimum of fixed batches (Thm 5.5)."""
-    _check_partition(n, m)
     corners = simplex_etf(m)
     frames = torch.randn(n // m, width, m - 1, generator=generator, dtype=torch.float64)
     return torch.cat([corners @ torch.linalg.qr(frame).Q.T for frame in frames])
@@ -214,7 +203,6 @@ def fixed_batches(loss: PairLoss, m: int) -> PairLoss:
     """The mean of `loss` over consecutive batches of m rows that never change."""
 
     def partitioned(u: Tensor, v: Tensor) -> Tensor:
-        _check_partition(len(u), m)
         batches = zip(u.split(m), v.split(m), strict=True)
         return torch.stack([loss(a, b) for a, b in batches]).mean()
 
@@ -270,11 +258,3 @@ def _opposed(x: float, n: int) -> tuple[float, float]:
 def _slope(function: Scalar, at: float) -> float:
     x = torch.tensor(at, dtype=torch.float64, requires_grad=True)
     return torch.autograd.grad(function(x), x)[0].item()
-
-
-def _check_partition(n: int, m: int) -> None:
-    if m < 2 or n % m:
-        raise ValueError(
-            f"Expected batches of at least 2 rows that divide the {n} instances, got batches of "
-            f"{m}. Choose a batch size that divides n."
-        )

@@ -169,9 +169,8 @@ def run(config: Config) -> dict[str, Any]:
 
 def from_run(config: Config, path: Path) -> Subject:
     """The encoder of a run, finished or cut."""
-    from offsphere.cells import Cell
     from offsphere.training.images import build_encoder
-    from offsphere.training.run import read_run, read_weights
+    from offsphere.training.run import read_run, read_weights, scored_exponents
 
     folder, own = read_run(path, SCRIPTS)
     script = f"vision/{folder.provenance()['script']}.py"
@@ -182,8 +181,7 @@ def from_run(config: Config, path: Path) -> Subject:
             f"--eval-cell={config.eval_cell} scores the projector's outputs, but the layer is "
             "backbone: add --layer=all."
         )
-    eval_cell = settings.eval_cell
-    exponents = trained.exponents if eval_cell is None else Cell(eval_cell).numbers()
+    exponents = scored_exponents(settings, trained.exponents)
     encoder = build_encoder(own, load_pretrained=False)
     try:
         encoder.load_state_dict(trained.tensors)

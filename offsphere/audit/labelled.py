@@ -19,10 +19,11 @@ from offsphere.audit.search import Direction
 from offsphere.audit.table import Table
 from offsphere.cells import shrink
 from offsphere.estimate import Estimate
+from offsphere.evaluation.checks import check_classes, check_split
 from offsphere.evaluation.clustering import clustering
 from offsphere.evaluation.geometry import occurrence_statistics, top_items, unit
 from offsphere.evaluation.intervals import clustered_mean
-from offsphere.evaluation.knn import check_classes, check_split, spread_ratio, vote
+from offsphere.evaluation.knn import spread_ratio, vote
 from offsphere.evaluation.relevance import norm_leverage
 
 if TYPE_CHECKING:

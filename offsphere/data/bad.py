@@ -46,6 +46,15 @@ class BadSamples:
             self.add(f"{file}: {what} ({each!r})")
 
 
+def check_unique(source: object, ids: Sequence[str]) -> None:
+    """Refuse ids that come more than once."""
+    seen: set[str] = set()
+    twice = [i for i in ids if i in seen or seen.add(i)]
+    if twice:
+        said = f"{len(twice)} ids come more than once ({first_few(twice)})"
+        raise ValueError(f"{source}: {said}: ids must be unique.")
+
+
 def first_few(ids: Sequence[str]) -> str:
     """The first three of some names, for a message."""
     return ", ".join(map(repr, ids[:3])) + (", ..." if len(ids) > 3 else "")

@@ -17,16 +17,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offsphere.data.cache import cache_file, keep_arrays, kept_arrays
 from offsphere.data.splits import parts_of_split, split_of
-from offsphere.names import unknown
+from offsphere.run.files import cache_file, keep_arrays, kept_arrays
 
 if TYPE_CHECKING:
     import numpy as np
     from jaxtyping import UInt8
     from PIL.Image import Image
 
-STYLES = ("twemoji", "openmoji")
 EMOJI_STYLES = {"emoji": "twemoji", "openmoji": "openmoji"}
 """Which drawings a data set's name stands for."""
 VARIATION_SELECTOR = 0xFE0F
@@ -43,11 +41,6 @@ class Emoji:
     keywords: tuple[str, ...]
     base: str
     """Name without skin tones; all tones of one base are in the same split."""
-
-    @property
-    def split(self) -> str:
-        """train, validation or test."""
-        return split_of(self.base)
 
 
 @cache
@@ -96,15 +89,11 @@ def subgroups() -> tuple[str, ...]:
 def emoji_of_split(split: str) -> list[int]:
     """Which of all emoji belong to a split."""
     wanted = parts_of_split(split)
-    return [index for index, emoji in enumerate(load_emoji()) if emoji.split in wanted]
+    return [index for index, emoji in enumerate(load_emoji()) if split_of(emoji.base) in wanted]
 
 
 def emoji_pictures(size: int, style: str = "twemoji") -> UInt8[np.ndarray, "n 3 size size"]:
     """One drawing of every emoji on white, in the order of `load_emoji`; cached on disk."""
-    if style not in STYLES:
-        raise unknown("emoji style", style, STYLES)
-    if size < 1:
-        raise ValueError(f"Picture size must be at least 1 pixel, got {size}.")
     file = cache_file(f"{style}-{size}-{_versions_key()}.npz")
     pictures = kept_arrays(file).get("pictures")
     expected = (len(load_emoji()), 3, size, size)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from offsphere.data.views import SIGMA
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -47,11 +49,6 @@ def lightly_views(settings: Views) -> LightlyViews:
     """lightly's SimCLR view transform (MoCo's is the same one with other values)."""
     from lightly.transforms.simclr_transform import SimCLRViewTransform
 
-    if settings.max_scale != 1.0 or settings.ratio != (3 / 4, 4 / 3):
-        raise ValueError(
-            "lightly's transform always crops with max_scale=1 and ratio=(3/4, 4/3), "
-            f"got {settings.max_scale} and {settings.ratio}; use the batched views for these."
-        )
     brightness, contrast, saturation, hue = settings.jitter
     transform = SimCLRViewTransform(
         input_size=settings.image_size,
@@ -64,7 +61,7 @@ def lightly_views(settings: Views) -> LightlyViews:
         min_scale=settings.min_scale,
         random_gray_scale=settings.grey,
         gaussian_blur=settings.blur,
-        sigmas=settings.sigma,
+        sigmas=SIGMA,
         hf_prob=settings.flip,
         normalize={"mean": list(settings.mean), "std": list(settings.std)},
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offsphere.data.shards import existing, expand, is_streamed, shard_paths
 from offsphere.run.catalog import KNOWN, data_root, missing
-from offsphere.run.config import data_names
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -58,6 +58,13 @@ def stamp(config: DataclassInstance) -> str | None:
         facts = file.stat()
         digest.update(repr((file.name, facts.st_size, facts.st_mtime_ns)).encode())
     return digest.hexdigest()[:16] if found else None
+
+
+def data_names(config: DataclassInstance) -> list[str]:
+    """The data that a run's settings name, each once."""
+    values = [getattr(config, f.name) for f in fields(config) if f.metadata.get("data")]
+    every = [x for value in values for x in (value if isinstance(value, tuple) else (value,))]
+    return list(dict.fromkeys(name for name in every if name is not None))
 
 
 def has_changed(folder: RunFolder, config: DataclassInstance) -> bool:

@@ -17,8 +17,8 @@ from offsphere.data.bad import GO_ON, BadSamples
 from offsphere.data.emoji import on_white
 from offsphere.data.splits import SPLITS
 from offsphere.names import unknown
+from offsphere.run.command import cores
 from offsphere.run.progress import track
-from offsphere.run.workers import cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -21,9 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from offsphere.data.bad import LEAVE_IT_OUT, BadSamples
-from offsphere.data.cache import cache_file, keep, keep_arrays, kept_arrays, kept_string
 from offsphere.run.addresses import check_address, fetch_beside, keep_secret, public, real
-from offsphere.run.files import read_utf8
+from offsphere.run.files import (
+    cache_file,
+    keep,
+    keep_arrays,
+    kept_arrays,
+    kept_string,
+    read_utf8,
+)
 from offsphere.run.record import write_json
 
 if TYPE_CHECKING:

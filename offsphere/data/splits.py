@@ -114,12 +114,3 @@ class Handed:
                 f"in Handed({eval_split}=...), or set eval_split."
             )
         return found
-
-
-def refuse_named(data: str) -> None:
-    """Refuse settings that name handed data where none were handed in."""
-    if data.startswith("handed:"):
-        raise ValueError(
-            f"--data={data} names data that are handed in from Python: call run(config, "
-            f"data=Handed(name={data.removeprefix('handed:')!r}, ...))."
-        )

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
 
-from offsphere.data.bad import first_few
+from offsphere.data.bad import check_unique, first_few
 from offsphere.names import unknown
 from offsphere.run.files import atomic_write, read_utf8
 
@@ -51,13 +51,7 @@ class Vectors:
             return [str(row) for row in range(self.rows)]
         if len(found) != self.rows:
             raise ValueError(f"{self.source} has {self.rows:,} vectors and {len(found):,} ids.")
-        seen: set[str] = set()
-        twice = [i for i in found if i in seen or seen.add(i)]
-        if twice:
-            raise ValueError(
-                f"{self.source}: {len(twice)} ids come more than once ({first_few(twice)}): "
-                "ids must be unique."
-            )
+        check_unique(self.source, found)
         return found
 
     def blocks(self, rows: int | None = None) -> Iterator[tuple[int, np.ndarray]]:

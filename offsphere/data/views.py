@@ -27,7 +27,9 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 # torchvision's luminance weights (they sum to 0.9999).
 LUMINANCE = (0.2989, 0.587, 0.114)
 BRIGHTNESS, CONTRAST, SATURATION = 0, 1, 2
-CROP_TRIES = 10
+CROP_TRIES, CROP_RATIO = 10, (3 / 4, 4 / 3)
+SIGMA = (0.1, 2.0)
+"""Range of the blur's standard deviation in pixels of the view."""
 # Pixels computed at a time on a CPU: the temporaries then stay in the processor's cache.
 CHUNK_PIXELS = 256 * 1024
 
@@ -73,8 +75,6 @@ class Views:
     image_size: int
     min_scale: float = 0.08
     """Smallest crop, as a share of the image's area."""
-    max_scale: float = 1.0
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
     """Probability of a horizontal flip."""
     jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
@@ -83,32 +83,9 @@ class Views:
     grey: float = 0.2
     blur: float = 0.0
     """Probability of a Gaussian blur."""
-    sigma: tuple[float, float] = (0.1, 2.0)
-    """Range of the blur's standard deviation in pixels of the view."""
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
     memory_format: torch.memory_format = torch.contiguous_format
-
-    def __post_init__(self) -> None:
-        """Refuse settings that cannot be drawn from."""
-        if self.image_size < 1:
-            raise ValueError(f"image_size must be at least 1 pixel, got {self.image_size}.")
-        if not 0 < self.min_scale <= self.max_scale <= 1:
-            raise ValueError(
-                "Crop scales must satisfy 0 < min_scale <= max_scale <= 1, "
-                f"got {self.min_scale} and {self.max_scale}."
-            )
-        if not 0 < self.ratio[0] <= self.ratio[1]:
-            raise ValueError(f"ratio must be (low, high) with 0 < low <= high, got {self.ratio}.")
-        if min(self.jitter) < 0 or self.jitter[3] > 0.5:
-            raise ValueError(
-                f"jitter strengths must not be negative, and hue at most 0.5, got {self.jitter}."
-            )
-        if not 0 < self.sigma[0] <= self.sigma[1]:
-            raise ValueError(f"sigma must be (low, high) with 0 < low <= high, got {self.sigma}.")
-        for name in ("flip", "jitter_prob", "grey", "blur"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is a probability in [0, 1], got {getattr(self, name)}.")
 
     @torch.no_grad()
     def __call__(
@@ -148,9 +125,9 @@ def sample_parameters(
         values = torch.stack([next(draws) for _ in range(count)], 1)
         return low + (high - low) * values
 
-    areas = uniform(views.min_scale, views.max_scale, CROP_TRIES)
-    log_ratios = uniform(math.log(views.ratio[0]), math.log(views.ratio[1]), CROP_TRIES)
-    height, width, found = crop_sizes(areas, log_ratios.exp_(), size, views.ratio)
+    areas = uniform(views.min_scale, 1.0, CROP_TRIES)
+    log_ratios = uniform(math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1]), CROP_TRIES)
+    height, width, found = crop_sizes(areas, log_ratios.exp_(), size)
     top = crop_start(size[0] - height, next(draws), found)
     left = crop_start(size[1] - width, next(draws), found)
     flip = next(draws) < views.flip
@@ -172,7 +149,7 @@ def sample_parameters(
         hue_turn=(steps[:, :3] < steps[:, 3:]).sum(1),
         grey=next(draws) < views.grey,
         blur=next(draws) < views.blur,
-        sigma=uniform(*views.sigma)[:, 0],
+        sigma=uniform(*SIGMA)[:, 0],
     )
 
 
@@ -180,7 +157,6 @@ def crop_sizes(
     areas: Float[Tensor, "b tries"],
     ratios: Float[Tensor, "b tries"],
     size: tuple[int, int],
-    ratio: tuple[float, float],
 ) -> tuple[Int[Tensor, " b"], Int[Tensor, " b"], Bool[Tensor, " b"]]:
     """Heights and widths of the first try that fits, and whether one did (else the fallback)."""
     pixels = areas * (size[0] * size[1])
@@ -189,19 +165,20 @@ def crop_sizes(
     fits = (widths > 0) & (widths <= size[1]) & (heights > 0) & (heights <= size[0])
     first = fits.byte().argmax(1, keepdim=True)
     found = fits.any(1)
-    fallback = fallback_crop(size, ratio)
+    fallback = fallback_crop(size)
     height = torch.where(found, heights.gather(1, first)[:, 0], fallback[0])
     width = torch.where(found, widths.gather(1, first)[:, 0], fallback[1])
     return height, width, found
 
 
-def fallback_crop(size: tuple[int, int], ratio: tuple[float, float]) -> tuple[int, int]:
+def fallback_crop(size: tuple[int, int]) -> tuple[int, int]:
     """The largest crop whose ratio is allowed, taken when no try fitted."""
     height, width = size
-    if width / height < ratio[0]:
-        return round(width / ratio[0]), width
-    if width / height > ratio[1]:
-        return height, round(height * ratio[1])
+    least, most = CROP_RATIO
+    if width / height < least:
+        return round(width / least), width
+    if width / height > most:
+        return height, round(height * most)
     return height, width
 
 
@@ -231,7 +208,7 @@ def _render(
         if step < 3:
             blend_(view[:jittered], matrices[:jittered, step], contrast[:jittered, step])
     blurred = parameters.blur.nonzero()[:, 0]
-    radius = blur_radius(views.sigma[1], views.image_size)
+    radius = blur_radius(SIGMA[1], views.image_size)
     if len(blurred) and radius:
         sigma = parameters.sigma[blurred]
         view[blurred] = gaussian_blur(view.index_select(0, blurred), sigma, radius)

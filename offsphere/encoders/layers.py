@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from offsphere.encoders.store import cache_folder
 from offsphere.encoders.text import (
     CHUNK,
     HuggingFaceEncoder,
@@ -30,6 +29,7 @@ from offsphere.encoders.text import (
     trimmed,
     weights_hash,
 )
+from offsphere.run.files import cache_file
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -144,12 +144,12 @@ def lower_states(
     """
     lengths = (tokens != lower.padding).sum(1)
     width = lower.features_dim
-    folder = cache_folder()
+    folder = cache_file("layers")
     lower = lower.to(device)
     if folder is not None and 4 * width * int(lengths.sum()) <= LARGEST_CACHE:
         facts = json.dumps([weights_hash(lower), tokens_hash(tokens)])
         key = hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
-        file = folder.parent / "layers" / f"{key}.npy"
+        file = folder / f"{key}.npy"
         try:
             if not file.exists():
                 _write(file, lower, tokens, lengths)

@@ -13,15 +13,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from offsphere.run.files import atomic_write, cache_directory
+from offsphere.run.files import atomic_write, cache_file
 
 Tensors = dict[str, Tensor]
 
 
 def cache_folder() -> Path | None:
     """Where features are kept, or None when there is no home directory."""
-    folder = cache_directory()
-    return None if folder is None else folder / "features"
+    return cache_file("features")
 
 
 class Store:

@@ -1,4 +1,5 @@
-"""What measures of vectors refuse: what is no matrix of finite rows, and widths that differ."""
+"""What measures of vectors refuse: what is no matrix of finite rows, widths that differ, labels
+that fit no rows."""
 
 from __future__ import annotations
 
@@ -58,6 +59,37 @@ def check_finite(name: str, x: Tensor) -> None:
         raise ValueError(
             f"{len(bad)} of {len(x)} {name} are not finite (first: row {int(bad[0])}): the encoder "
             "diverged or its input was bad; fix that first."
+        )
+
+
+def check_split(features: Tensor, labels: Tensor, name: str) -> None:
+    """Refuse features that are not a finite matrix and labels that do not fit them."""
+    if features.ndim != 2 or not features.is_floating_point():
+        raise ValueError(
+            f"The {name} features must be a floating-point matrix (rows are examples), got "
+            f"{features.dtype} of shape {tuple(features.shape)}."
+        )
+    if labels.ndim != 1 or len(labels) != len(features):
+        raise ValueError(
+            f"The {name} labels must be one number per row of features: expected {len(features)}, "
+            f"got shape {tuple(labels.shape)}."
+        )
+    if len(features) == 0:
+        raise ValueError(f"The {name} split is empty: pass at least one example.")
+    if labels.is_floating_point() or labels.is_complex() or labels.min() < 0:
+        raise ValueError(
+            f"The {name} labels must be whole numbers from 0, got {labels.dtype} with smallest "
+            f"value {labels.min().item()}."
+        )
+    check_finite(f"{name} feature rows", features)
+
+
+def check_classes(labels: Tensor) -> None:
+    """Refuse training labels of one class only."""
+    if bool((labels == labels[0]).all()):
+        raise ValueError(
+            f"All {len(labels)} training labels are {int(labels[0])}: a classifier needs at least "
+            "two classes."
         )
 
 

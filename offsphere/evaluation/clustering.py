@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from offsphere.evaluation.knn import check_split
+from offsphere.evaluation.checks import check_split
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

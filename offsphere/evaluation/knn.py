@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from offsphere.cells import shrink
-from offsphere.evaluation.checks import check_finite
+from offsphere.evaluation.checks import check_classes, check_split
 from offsphere.evaluation.geometry import top_items, unit
 
 if TYPE_CHECKING:
@@ -88,37 +88,6 @@ def spread_ratio(
     spread, cosine_spread = _mean_row_spread(here), _mean_row_spread(cosine)
     tiny = torch.finfo(spread.dtype).tiny
     return torch.where(spread > 0, spread / cosine_spread.clamp_min(tiny), torch.ones_like(spread))
-
-
-def check_split(features: Tensor, labels: Tensor, name: str) -> None:
-    """Refuse features that are not a finite matrix and labels that do not fit them."""
-    if features.ndim != 2 or not features.is_floating_point():
-        raise ValueError(
-            f"The {name} features must be a floating-point matrix (rows are examples), got "
-            f"{features.dtype} of shape {tuple(features.shape)}."
-        )
-    if labels.ndim != 1 or len(labels) != len(features):
-        raise ValueError(
-            f"The {name} labels must be one number per row of features: expected {len(features)}, "
-            f"got shape {tuple(labels.shape)}."
-        )
-    if len(features) == 0:
-        raise ValueError(f"The {name} split is empty: pass at least one example.")
-    if labels.is_floating_point() or labels.is_complex() or labels.min() < 0:
-        raise ValueError(
-            f"The {name} labels must be whole numbers from 0, got {labels.dtype} with smallest "
-            f"value {labels.min().item()}."
-        )
-    check_finite(f"{name} feature rows", features)
-
-
-def check_classes(labels: Int[Tensor, " n"]) -> None:
-    """Refuse training labels of one class only."""
-    if bool((labels == labels[0]).all()):
-        raise ValueError(
-            f"All {len(labels)} training labels are {int(labels[0])}: a classifier needs at least "
-            "two classes."
-        )
 
 
 def _mean_row_spread(scores: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Linear probes on cached features: an exact softmax regression, ridge, and the papers' SGD."""
+"""Linear probes on cached features: an exact softmax regression, and the papers' SGD."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from offsphere.evaluation.knn import check_classes, check_split
+from offsphere.evaluation.checks import check_classes, check_split
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
 WEIGHT_DECAYS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 ROW_TILE = 2048
-MEMORY = 10
+MEMORY, MOST_ITERATIONS = 10, 500
 FOLDS = 3
 SELECTION_TOLERANCE = 10
 """How much less exactly the fits are solved that only choose the weight decay."""
@@ -84,14 +84,12 @@ def sgd_probe(
     test: Float[Tensor, "n d"],
     test_labels: Int[Tensor, " n"],
     *,
-    lr: float = 0.1,
-    weight_decay: float = 0.0,
     momentum: float = 0.0,
     epochs: int = 100,
     batch_size: int = 256,
     seed: int = 0,
 ) -> ProbeResult:
-    """The papers' protocol on cached features as they are given: SGD, cosine schedule.
+    """The papers' protocol on cached features as they are given: SGD at 0.1, cosine schedule.
 
     The papers do not state a momentum; their code has 0.9.
     """
@@ -103,9 +101,7 @@ def sgd_probe(
     head = torch.nn.Linear(train.shape[1], classes, device=train.device, dtype=train.dtype)
     torch.nn.init.zeros_(head.weight)
     torch.nn.init.zeros_(head.bias)
-    optimizer = torch.optim.SGD(
-        head.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay
-    )
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=momentum)
     steps = epochs * -(-len(train) // batch_size)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(epochs):
@@ -117,7 +113,7 @@ def sgd_probe(
             schedule.step()
     with torch.no_grad():
         logits = head(test)
-    return _result(logits, test_labels, weight_decay, started)
+    return _result(logits, test_labels, 0.0, started)
 
 
 def standardise(
@@ -179,7 +175,6 @@ def fit_softmax(
     start: SoftmaxModel | None = None,
     moments: Float[Tensor, "d d"] | None = None,
     tolerance: float = 1e-4,
-    max_iterations: int = 500,
 ) -> SoftmaxModel:
     """Minimise mean cross-entropy + weight_decay / 2 |W|^2 by preconditioned L-BFGS.
 
@@ -198,7 +193,7 @@ def fit_softmax(
     def objective(point: Tensor) -> tuple[float, Tensor]:
         return _softmax_objective(point, features, labels, weight_decay)
 
-    point = _lbfgs(objective, point, precondition, tolerance, max_iterations)
+    point = _lbfgs(objective, point, precondition, tolerance)
     return SoftmaxModel(point[:, :-1].contiguous(), point[:, -1].contiguous())
 
 
@@ -251,12 +246,11 @@ def _lbfgs(
     point: Tensor,
     precondition: Callable[[Tensor], Tensor],
     tolerance: float,
-    max_iterations: int,
 ) -> Tensor:
     """L-BFGS whose initial inverse Hessian is the preconditioner, with step halving (Armijo)."""
     value, gradient = objective(point)
     history: list[tuple[Tensor, Tensor, Tensor]] = []
-    for _ in range(max_iterations):
+    for _ in range(MOST_ITERATIONS):
         direction = _two_loop(gradient, history, precondition)
         decrease = (gradient * direction).sum().item()
         if decrease / 2 < tolerance:

@@ -140,7 +140,15 @@ def missing(data: str, root: str | Path | None = None) -> str | None:
 
 
 def resolve(data: str, root: str | Path | None = None) -> str:
-    """Where a named set lies, in the form that a lane reads; anything else as it is."""
+    """Where a named set lies, in the form that a lane reads; anything else as it is.
+
+    Data that are handed in from Python lie nowhere: they must be handed in again.
+    """
+    if data.startswith("handed:"):
+        raise ValueError(
+            f"--data={data} names data that are handed in from Python: call run(config, "
+            f"data=Handed(name={data.removeprefix('handed:')!r}, ...))."
+        )
     if lost := missing(data, root):
         raise FileNotFoundError(lost)
     known = KNOWN.get(named(data))

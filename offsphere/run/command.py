@@ -9,6 +9,8 @@ import os
 import select
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import takewhile
@@ -16,7 +18,6 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from offsphere.run.addresses import public
-from offsphere.run.workers import loss_in_words
 
 NOBODY_LISTENS = 141
 """The exit code of a command whose reader has gone: 128 + SIGPIPE, as a shell reports it."""
@@ -65,6 +66,33 @@ def one_line_errors(name: str, if_interrupted: str) -> Iterator[None]:
         raise SystemExit(NOBODY_LISTENS)
     if lost:
         _end(f"{name}: error: what was printed could not be written: {lost}", 1)
+
+
+class LostWorker(OSError):
+    """A worker process was ended from outside; the message says what to do."""
+
+
+@contextmanager
+def loss_in_words() -> Iterator[None]:
+    """A worker that the system ended becomes one line that says what to do.
+
+    torch raises in whatever the main process is doing when it hears of it, or the connection to the
+    worker breaks first: so this belongs around the whole of the work, not around the loader alone.
+    """
+    try:
+        yield
+    except LostWorker:
+        raise
+    except Exception as error:
+        lost = _lost_worker(error)
+        if lost is None:
+            raise
+        raise LostWorker(
+            f"A process that reads data was lost ({lost}). Mostly the memory, or the shared memory "
+            "of a container, ran out: use fewer --workers (0 reads in the main process), a smaller "
+            "--batch-size, or give the container more. The same command resumes from the last "
+            "checkpoint."
+        ) from error
 
 
 @contextmanager
@@ -122,6 +150,11 @@ def is_first_process() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in numbers)
 
 
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _end(message: str, code: int) -> NoReturn:
     with suppress(OSError):  # met again by the flush
         print(public(message), file=sys.stderr)
@@ -156,3 +189,27 @@ def _silence(stream: TextIO) -> None:
     with suppress(OSError):  # not a real file, as in a test
         os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
+
+
+def _lost_worker(error: Exception) -> str | None:
+    """What torch says of the worker that was lost, if this error came of that.
+
+    From then on torch hears no more of its workers: it would raise once more while we end.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL) if main else None
+    if isinstance(error, EOFError | ConnectionError):
+        time.sleep(0.2)  # a dying process closes its connections before it is dead
+    try:
+        torch._C._error_if_any_worker_fails()
+    except RuntimeError as found:
+        error = found
+    said = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(". ")
+    if "DataLoader worker (pid" in said:
+        return said
+    if main and before is not None:
+        signal.signal(signal.SIGCHLD, before)
+    return None

@@ -67,13 +67,6 @@ def keyboard(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"where": True, "keyboard": True})
 
 
-def data_names(config: DataclassInstance) -> list[str]:
-    """The data that a run's settings name, each once."""
-    values = [getattr(config, f.name) for f in fields(config) if f.metadata.get("data")]
-    every = [x for value in values for x in (value if isinstance(value, tuple) else (value,))]
-    return list(dict.fromkeys(name for name in every if name is not None))
-
-
 def canonical_data(config: DataclassInstance) -> None:
     """Give data one spelling, for a frozen dataclass to call when it is made."""
     for field in fields(config):

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from offsphere.data.needs import has_changed, refuse_commands, refuse_missing, stamp
-from offsphere.run.command import stop_signals
+from offsphere.run.command import cores, stop_signals
 from offsphere.run.config import parse
 from offsphere.run.files import Lock
 from offsphere.run.record import RunFolder, write_json
 from offsphere.run.scripts import Scripts
-from offsphere.run.workers import cores
 from offsphere.study.display import Display
 from offsphere.study.execution import Engine, execute
 from offsphere.study.forecast import StudySettings, Tally, dry_run, here, plan_of, tally_of

@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple
 
 from offsphere.data.needs import lacking
 from offsphere.run.catalog import identity
+from offsphere.run.command import cores
 from offsphere.run.config import check_positive, command, keyboard, settings
 from offsphere.run.scripts import Scripts
-from offsphere.run.workers import cores
 from offsphere.study.display import duration
 from offsphere.study.made import finished_below, made_elsewhere, state_of
 from offsphere.study.plan import Run, Settings, Study, equipped, main_runs, pilot_runs

@@ -13,7 +13,6 @@ import torch
 from offsphere.run.files import atomic_write
 from offsphere.training.experiment import Experiment
 from offsphere.training.ranks import Ranks
-from offsphere.training.settings import TrainSettings
 
 FILE = "last.pt"
 
@@ -94,23 +93,6 @@ class Best:
             "train/exponent_left": left,
             "train/exponent_right": right,
         }
-
-
-def best_of(
-    experiment: Experiment, settings: TrainSettings, ranks: Ranks, state: dict[str, Any] | None
-) -> Best | None:
-    """What chooses the weights of a run that starts, or resumes, from `state`; None: the last."""
-    check_held_out(experiment, settings)
-    return None if settings.keep == "last" else Best(experiment, ranks, state)
-
-
-def check_held_out(experiment: Experiment, settings: TrainSettings) -> None:
-    """Refuse to choose weights where there is nothing to choose them by."""
-    if settings.keep == "best" and experiment.held_out is None:
-        raise ValueError(
-            "--keep=best needs validation data, and this run has none: use data with a validation "
-            "part (streamed shards have none), or --keep=last."
-        )
 
 
 def _order(score: float) -> float:

@@ -135,7 +135,7 @@ def shares(batches: Any, settings: TrainSettings) -> Finding:
     """Whether the rows that ranks load are, together, the batch."""
     import torch
 
-    from offsphere.training.experiment import own_part
+    from offsphere.training.loop import own_part
     from offsphere.training.ranks import share
 
     missing = 0

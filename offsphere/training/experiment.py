@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from offsphere.cells import Cell
 from offsphere.objective import Objective
-from offsphere.training.ranks import Rows, Tensors, share, take
+from offsphere.training.ranks import Rows, Tensors
 
 
 class Step(NamedTuple):
@@ -88,15 +89,6 @@ class Divisible(Protocol):
         ...
 
 
-def own_part(batches: Dataset, step: int, rows: Rows) -> Any:
-    """These rows of a step's batch, without the cost of the others where that can be had."""
-    if rows.all:
-        return batches[step]
-    if isinstance(batches, Divisible):
-        return batches.part(step, rows)
-    return take(batches[step], rows, share(rows.total, 0, 1))
-
-
 class Experiment:
     """What a run trains and measures. Its data are read when it is made; `build` does the rest.
 
@@ -104,6 +96,8 @@ class Experiment:
     before an encoder is loaded or a feature computed.
     """
 
+    settings: Any
+    """Those of the run, `TrainSettings` of a script's own kind."""
     method: Any
     """The `Method` that is trained; a lane names the kind of its own."""
     batches: Dataset | Streamed
@@ -121,6 +115,11 @@ class Experiment:
 
     def build(self) -> None:
         """Make method, batches and population."""
+
+    def exponents(self) -> tuple[float, float]:
+        """Those that score in evaluation: the eval cell's, or those trained so far."""
+        cell = self.settings.eval_cell
+        return (self.method.objective.cell if cell is None else Cell(cell)).numbers()
 
     def evaluate(self) -> dict[str, float]:
         """Named numbers of the method as it stands."""

@@ -22,7 +22,7 @@ from offsphere.data.images import (
     load_images,
 )
 from offsphere.data.lightly_views import LightlyViews, gallery, lightly_views
-from offsphere.data.splits import Handed, refuse_named
+from offsphere.data.splits import Handed
 from offsphere.data.views import Views, sample_parameters
 from offsphere.encoders.images import ImageEncoder, image_encoder
 from offsphere.evaluation.images import Evaluator
@@ -31,7 +31,6 @@ from offsphere.run.progress import say
 from offsphere.run.record import RunFolder
 from offsphere.training.experiment import Experiment, Method
 from offsphere.training.ranks import Rows, Tensors, share
-from offsphere.training.run import eval_exponents
 from offsphere.training.settings import ImageSettings, steps_of
 from offsphere.training.streams import batch_indices, stream, stream_seed
 
@@ -47,7 +46,6 @@ def load_splits(settings: ImageSettings, handed: Handed | None = None) -> ImageS
     """Everything a run reads; the test split is left alone when validation is measured."""
     if handed is not None:
         return _handed_splits(settings, handed)
-    refuse_named(settings.data)
 
     def load(data: str, split: str, limit: int | None = None) -> Images:
         return kept_images(
@@ -247,8 +245,7 @@ class ImageExperiment(Experiment):
         self.evaluator = evaluator_of(self.splits, settings)
 
     def evaluate(self) -> dict[str, float]:
-        exponents = eval_exponents(self.settings, self.method.objective)
-        return self.evaluator(self.method.encoder, exponents)
+        return self.evaluator(self.method.encoder, self.exponents())
 
     def validate(self) -> float:
         assert self.held_out is not None

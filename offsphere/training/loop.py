@@ -17,11 +17,11 @@ from offsphere.losses import NonFinite
 from offsphere.run.command import Stopped, stop_signals
 from offsphere.run.progress import Work, say
 from offsphere.run.record import RunFolder
-from offsphere.training.checkpoint import best_of, load_checkpoint, save_checkpoint
-from offsphere.training.experiment import Experiment, Method, Step, Streamed, own_part
+from offsphere.training.checkpoint import Best, load_checkpoint, save_checkpoint
+from offsphere.training.experiment import Divisible, Experiment, Method, Step, Streamed
 from offsphere.training.microbatch import autocast, is_split, prepare_batch_norm, split_step
-from offsphere.training.ranks import Ranks, Rows, here
-from offsphere.training.settings import TrainSettings, peak_lr, steps_of
+from offsphere.training.ranks import Ranks, Rows, here, share, take
+from offsphere.training.settings import TrainSettings, steps_of
 from offsphere.training.streams import stream_seed
 from offsphere.training.telemetry import open_loggers, telemetry
 
@@ -51,7 +51,7 @@ def fit(
     batches, population = experiment.batches, experiment.population
     total = steps_of(settings, population)
     ranks = here(settings) if ranks is None else ranks
-    device, own = ranks.device, ranks.own(settings.batch_size)
+    device, first, own = ranks.device, ranks.first, ranks.own(settings.batch_size)
     prepare_batch_norm(method, settings, ranks)
     method.to(device)
     optimizers = build_optimizers(method, settings)
@@ -68,13 +68,13 @@ def fit(
         if isinstance(batches, Streamed):
             _check_readers(facts, settings, ranks)
         say(f"The run resumes after {start:,} of its {total:,} steps.")
-    best = best_of(experiment, settings, ranks, state)
-    if ranks.first:
+    best = None if settings.keep == "last" else Best(experiment, ranks, state)
+    if first:
         folder.rewind(start - 1)
 
     def checkpoint(next_step: int) -> None:
         _check_weights(method, next_step, settings)
-        if not ranks.first:
+        if not first:
             return
         save_checkpoint(
             folder.checkpoint,
@@ -95,9 +95,7 @@ def fit(
     with (
         stop_signals() as stops,
         closing(Work("training", total, **pieces)) as work,
-        open_loggers(settings, folder, start)
-        if ranks.first
-        else nullcontext(lambda _: None) as log,
+        open_loggers(settings, folder, start) if first else nullcontext(lambda _: None) as log,
     ):
         for step, batch in enumerate(loader, start):
             set_rate(optimizers, rate(step, total, settings.warmup))
@@ -128,7 +126,7 @@ def fit(
             if eval_steps and (step + 1) % eval_steps == 0 and not last:
                 row |= ranks.on_first(experiment.evaluate)
                 row |= {} if best is None else best.look(step + 1)
-            if row and ranks.first:
+            if row and first:
                 row = {
                     "step": step,
                     "samples": (step + 1) * settings.batch_size,
@@ -182,6 +180,12 @@ def build_optimizers(method: nn.Module, settings: TrainSettings) -> list[torch.o
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]
     return optimizers
+
+
+def peak_lr(settings: TrainSettings) -> float:
+    """The learning rate after `lr_rule`."""
+    ratio = settings.batch_size / 256
+    return settings.lr * {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[settings.lr_rule]
 
 
 def _main(groups: list[dict], settings: TrainSettings) -> torch.optim.Optimizer:
@@ -287,6 +291,15 @@ class _ErrorsAsValues(Dataset):
             return own_part(self.batches, step, self.own)
         except (ValueError, OSError) as error:
             return error
+
+
+def own_part(batches: Dataset, step: int, rows: Rows) -> Any:
+    """These rows of a step's batch, without the cost of the others where that can be had."""
+    if rows.all:
+        return batches[step]
+    if isinstance(batches, Divisible):
+        return batches.part(step, rows)
+    return take(batches[step], rows, share(rows.total, 0, 1))
 
 
 def _restore(

@@ -13,25 +13,23 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
-from torch import Tensor
 
 from offsphere.cells import Cell
 from offsphere.data.needs import has_changed, stamp
 from offsphere.data.shards import existing
 from offsphere.data.splits import Handed
 from offsphere.objective import Objective
+from offsphere.run.command import loss_in_words
 from offsphere.run.config import command, load_yaml
 from offsphere.run.files import atomic_write
 from offsphere.run.record import RunFolder, open_run
-from offsphere.run.workers import loss_in_words
-from offsphere.training.checkpoint import check_held_out, load_checkpoint
+from offsphere.training.checkpoint import load_checkpoint
 from offsphere.training.experiment import Experiment
 from offsphere.training.loop import Diverged, Interrupted, fit
-from offsphere.training.ranks import Ranks, connected
+from offsphere.training.ranks import Ranks, Tensors, connected
 from offsphere.training.settings import TrainSettings, steps_of
 from offsphere.training.telemetry import plot_run
 
-Tensors = dict[str, Tensor]
 SettingsT = TypeVar("SettingsT", bound=TrainSettings)
 
 
@@ -68,7 +66,11 @@ def train_run(
             ranks.on_first(lambda: _record_data(experiment, settings, folder))
             experiment.build()
             steps_of(settings, experiment.population)
-            check_held_out(experiment, settings)
+            if settings.keep == "best" and experiment.held_out is None:
+                raise ValueError(
+                    "--keep=best needs validation data, and this run has none: use data with a "
+                    "validation part (streamed shards have none), or --keep=last."
+                )
         except (ValueError, OSError):  # a faulty path or setting: nothing has begun
             if ranks.first:
                 folder.discard()
@@ -117,7 +119,7 @@ def _open(
         return folder.metrics()
 
     ended = ranks.on_first(first)
-    if not ranks.first:
+    if not opened:
         opened.append(RunFolder(stack.enter_context(tempfile.TemporaryDirectory())))
     return opened[0], ended
 
@@ -220,14 +222,8 @@ def objective_of(
     )
 
 
-def eval_exponents(settings: TrainSettings, objective: Objective) -> tuple[float, float]:
-    """The exponents that score in evaluation: the eval cell's, or those trained so far."""
-    cell = objective.cell if settings.eval_cell is None else Cell(settings.eval_cell)
-    return cell.numbers()
-
-
 def scored_exponents(settings: TrainSettings, trained: tuple[float, float]) -> tuple[float, float]:
-    """`eval_exponents` of a run that is over, whose cell ended with these exponents."""
+    """The exponents that score a run that is over, whose cell ended with these ones."""
     return trained if settings.eval_cell is None else Cell(settings.eval_cell).numbers()
 
 

@@ -225,12 +225,6 @@ def steps_of(settings: TrainSettings, population: int) -> int:
     return total
 
 
-def peak_lr(settings: TrainSettings) -> float:
-    """The learning rate after `lr_rule`."""
-    ratio = settings.batch_size / 256
-    return settings.lr * {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[settings.lr_rule]
-
-
 IMAGE_COLUMNS = (  # of the table that closes a run on images
     ("test/knn", "kNN", "{:.1%}"),
     ("test/probe", "probe", "{:.1%}"),

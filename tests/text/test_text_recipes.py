@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from offsphere.run.config import load_yaml
-from offsphere.training.settings import peak_lr
+from offsphere.training.loop import peak_lr
 from text.settings import RetrievalSettings, StsSettings
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -11,9 +11,8 @@ from torch import nn
 
 from offsphere.run.config import load_yaml, parse, settings, settings_hash
 from offsphere.training import images as experiment
-from offsphere.training.loop import build_optimizers
+from offsphere.training.loop import build_optimizers, peak_lr
 from offsphere.training.run import objective_of
-from offsphere.training.settings import peak_lr
 from offsphere.training.streams import stream
 from vision import train_moco, train_simclr
 from vision.methods import MoCo, SimCLR

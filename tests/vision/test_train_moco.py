@@ -11,9 +11,8 @@ from experiments import given as experiment_of
 from torch import Tensor, nn
 
 from offsphere.training import images as experiment
-from offsphere.training.loop import build_optimizers, rate, set_rate
+from offsphere.training.loop import build_optimizers, peak_lr, rate, set_rate
 from offsphere.training.run import objective_of
-from offsphere.training.settings import peak_lr
 from offsphere.training.streams import batch_indices, stream
 from vision import train_moco, train_simclr
 from vision.methods import MoCo, SimCLR

@@ -27,7 +27,7 @@ from offsphere.data.emoji import emoji_pictures, load_emoji
 from offsphere.data.images import Images, load_images
 from offsphere.data.pictures import decode, resize_square
 from offsphere.data.shards import ShardFacts, checksum, shard_paths, write_manifest
-from offsphere.data.splits import SPLITS, in_validation
+from offsphere.data.splits import SPLITS, in_validation, split_of
 from offsphere.training.images import load_splits
 from offsphere.training.settings import ImageSettings
 
@@ -85,7 +85,7 @@ def test_emoji_splits_are_disjoint_and_labelled(data: str, few_emoji: tuple) -> 
     label = "subgroup" if data.endswith("subgroup") else "group"
     for split in ("train", "validation", "test"):
         images = in_memory(data, split=split, image_size=12)
-        keep = [i for i, e in enumerate(few_emoji) if e.split == split]
+        keep = [i for i, e in enumerate(few_emoji) if split_of(e.base) == split]
         assert torch.equal(images.pixels, pictures[keep])
         names = [images.classes[label] for label in images.labels.tolist()]
         assert names == [getattr(few_emoji[i], label) for i in keep]

@@ -6,7 +6,6 @@ import random
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from lightly.transforms.simclr_transform import SimCLRViewTransform
 from PIL import Image
@@ -69,11 +68,6 @@ def test_lightly_and_batched_views_have_the_same_pixel_statistics() -> None:
     assert same_distribution(ours.mean((1, 2, 3)), theirs.mean((1, 2, 3)))
     assert same_distribution(ours.mean((2, 3))[:, 0], theirs.mean((2, 3))[:, 0])
     assert same_distribution(ours.std((1, 2, 3)), theirs.std((1, 2, 3)))
-
-
-def test_lightly_views_refuse_what_lightly_cannot_do() -> None:
-    with pytest.raises(ValueError, match="max_scale=1"):
-        lightly_views(Views(32, max_scale=0.5))
 
 
 def test_gallery_shows_originals_and_views(tmp_path: Path) -> None:

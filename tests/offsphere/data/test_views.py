@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,6 +17,7 @@ from offsphere.data.views import (
     BRIGHTNESS,
     CONTRAST,
     SATURATION,
+    SIGMA,
     ViewParameters,
     Views,
     blend_,
@@ -128,7 +127,7 @@ def slow_view(image: Tensor, views: Views, parameters: ViewParameters, i: int) -
     if parameters.grey[i]:
         view = tv.rgb_to_grayscale(view, num_output_channels=3)
     if parameters.blur[i]:
-        side = 2 * blur_radius(views.sigma[1], views.image_size) + 1
+        side = 2 * blur_radius(SIGMA[1], views.image_size) + 1
         view = tv.gaussian_blur(view, [side, side], [float(parameters.sigma[i])] * 2)
     return tv.normalize(view, list(views.mean), list(views.std))
 
@@ -160,13 +159,11 @@ def test_same_generator_state_gives_the_same_views_and_advances() -> None:
 @settings(max_examples=30, deadline=None)
 @given(
     size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
-    scale=st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)),
+    scale=st.floats(0.01, 1),
     seed=st.integers(0, 1000),
 )
-def test_crops_lie_inside_the_image(
-    size: tuple[int, int], scale: tuple[float, float], seed: int
-) -> None:
-    views = Views(4, min_scale=min(scale), max_scale=max(scale))
+def test_crops_lie_inside_the_image(size: tuple[int, int], scale: float, seed: int) -> None:
+    views = Views(4, min_scale=scale)
     p = sample_parameters(views, 32, size, generator(seed))
     for start, length, side in ((p.top, p.height, size[0]), (p.left, p.width, size[1])):
         assert bool((start >= 0).all() and (length >= 1).all())
@@ -235,7 +232,7 @@ def test_the_four_jitter_steps_come_in_every_order_equally_often() -> None:
 
 def test_switches_are_drawn_with_their_probabilities_and_independently() -> None:
     draws = 20_000
-    views = Views(8, flip=0.5, jitter_prob=0.8, grey=0.2, blur=0.3, sigma=(0.1, 2.0))
+    views = Views(8, flip=0.5, jitter_prob=0.8, grey=0.2, blur=0.3)
     p = sample_parameters(views, draws, (8, 8), generator(1))
     switches = torch.stack([p.flip, p.jitter, p.grey, p.blur]).double()
     for values, probability in zip(switches, (0.5, 0.8, 0.2, 0.3), strict=True):
@@ -256,23 +253,6 @@ def test_probability_one_is_always_and_zero_never(name: str, always: float) -> N
 
 def test_identity_settings_return_the_normalised_image() -> None:
     images = random_images(4, 12, 12)
-    views = Views(12, min_scale=1.0, ratio=(1.0, 1.0), flip=0.0, jitter_prob=0.0, grey=0.0)
+    views = Views(12, min_scale=1.0, flip=0.0, jitter_prob=0.0, grey=0.0)
     expected = tv.normalize(images.float() / 255, list(views.mean), list(views.std))
     torch.testing.assert_close(views(images, generator()), expected, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"image_size": 0}, "at least 1 pixel"),
-        ({"min_scale": 0.0}, "0 < min_scale"),
-        ({"max_scale": 1.5}, "max_scale <= 1"),
-        ({"ratio": (2.0, 1.0)}, "low <= high"),
-        ({"jitter": (0.4, 0.4, 0.4, 0.7)}, "hue at most 0.5"),
-        ({"grey": 1.2}, "grey is a probability"),
-        ({"sigma": (0.0, 2.0)}, "sigma must be"),
-    ],
-)
-def test_impossible_settings_are_refused(change: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        replace(Views(32), **change)

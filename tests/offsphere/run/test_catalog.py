@@ -11,8 +11,9 @@ import pytest
 
 from offsphere.analysis.tables import stored_rows
 from offsphere.cli import SCRIPTS
+from offsphere.data.needs import data_names
 from offsphere.run import catalog
-from offsphere.run.config import data_names, from_dict, run_name, settings
+from offsphere.run.config import from_dict, run_name, settings
 from offsphere.study.reproduce import settings_in
 from offsphere.training.settings import ImageSettings
 from text.passages import load_collection

@@ -10,9 +10,33 @@ from pathlib import Path
 
 import pytest
 
-from offsphere.run.command import NOBODY_LISTENS, Stopped, memory_need, one_line_errors, typed
+from offsphere.run.command import (
+    NOBODY_LISTENS,
+    Stopped,
+    loss_in_words,
+    memory_need,
+    one_line_errors,
+    typed,
+)
 
 ROOT = Path(__file__).parents[3]
+KILLED = """
+import os, signal
+from torch.utils.data import DataLoader, Dataset
+from offsphere.run.command import loss_in_words, one_line_errors
+
+class Dying(Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        if index == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+with one_line_errors("train", "Go on."), loss_in_words():
+    for batch in DataLoader(Dying(), num_workers=2):
+        pass
+"""
 
 
 @pytest.mark.parametrize(
@@ -106,3 +130,19 @@ def test_a_full_disk_behind_stdout_is_said():
     assert ended.returncode == 1
     assert "[Errno 28] No space left" in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+def test_a_killed_worker_ends_in_one_line() -> None:
+    """In a process of its own: torch raises wherever the main process is when it hears of it."""
+    ended = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True)
+    assert ended.returncode == 1
+    said = ended.stderr.strip()
+    assert "\n" not in said
+    assert said.startswith("train: error: A process that reads data was lost (DataLoader worker")
+    assert said.count("A process that reads data was lost") == 1
+    assert "use fewer --workers" in said
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(RuntimeError, match="^shapes do not match$"), loss_in_words():
+        raise RuntimeError("shapes do not match")

@@ -18,7 +18,7 @@ from offsphere.run.record import RunFolder, open_run
 from offsphere.training.checkpoint import load_checkpoint
 from offsphere.training.experiment import Experiment, Method, Step
 from offsphere.training.loop import fit
-from offsphere.training.run import read_weights
+from offsphere.training.run import read_weights, train_run
 from offsphere.training.settings import TrainSettings
 from offsphere.training.streams import stream
 from text import train_retrieval, train_sts
@@ -169,8 +169,10 @@ def test_of_equal_scores_the_first_wins_and_no_number_loses(tmp_path: Path):
 
 
 def test_a_run_without_validation_data_is_refused(tmp_path: Path):
+    options = settings(tmp_path, eval_every=2 * BATCH, keep="best")
     with pytest.raises(ValueError, match="--keep=best needs validation data"):
-        trained(tmp_path, keep="best")
+        train_run(options, "line", lambda *_: given(Line(), Batches(), 64, dict))
+    assert not (tmp_path / "line").exists()  # nothing has begun
 
 
 def write_collection(folder: Path) -> Path:

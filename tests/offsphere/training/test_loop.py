@@ -12,6 +12,7 @@ import sys
 import textwrap
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,10 +27,9 @@ from offsphere.objective import Objective
 from offsphere.run.record import RunFolder, open_run
 from offsphere.training import streams
 from offsphere.training.checkpoint import FILE, load_checkpoint, save_checkpoint
-from offsphere.training.experiment import Method, Step
-from offsphere.training.loop import Diverged, build_optimizers, fit, rate, set_rate
-from offsphere.training.run import eval_exponents
-from offsphere.training.settings import TrainSettings, canonical_cell, peak_lr, steps_of
+from offsphere.training.experiment import Experiment, Method, Step
+from offsphere.training.loop import Diverged, build_optimizers, fit, peak_lr, rate, set_rate
+from offsphere.training.settings import TrainSettings, canonical_cell, steps_of
 from offsphere.training.streams import batch_indices, stream, stream_seed
 from offsphere.training.telemetry import open_loggers, telemetry
 
@@ -452,8 +452,10 @@ def test_without_an_eval_cell_the_learned_exponents_score(eval_cell, expected):
     objective = Objective("learnable", population=9)
     with torch.no_grad():
         objective.cell.logits.copy_(torch.logit(torch.tensor([0.25, 0.8])))
-    settings = TrainSettings(cell="learnable", eval_cell=eval_cell)
-    assert eval_exponents(settings, objective) == pytest.approx(expected, abs=1e-6)
+    experiment = Experiment()
+    experiment.settings = TrainSettings(cell="learnable", eval_cell=eval_cell)
+    experiment.method = SimpleNamespace(objective=objective)
+    assert experiment.exponents() == pytest.approx(expected, abs=1e-6)
 
 
 def test_steps_and_peak_rate_in_closed_form():
