@@ -98,7 +98,7 @@ def told(line: Verdict) -> str:
     value, *ends = (f"{factor * x:+.{digits}f}" for x in (found.value, found.low, found.high))
     unit = " in the logarithm of" if in_logs else " points of" if metric.scale != 1 else " in"
     verdict = "" if line.verdict == "measured" else f"{line.verdict}: "
-    rests_on = ", ".join(filter(None, [f"{found.n} seeds", steps_text(line.steps)]))
+    rests_on = ", ".join(filter(None, [found.count, steps_text(line.steps)]))
     return f"{verdict}{value} [{', '.join(ends)}]{unit} {metric.text} ({rests_on})"
 
 

@@ -93,7 +93,7 @@ def test_every_interval_in_the_prose_is_on_the_board(board: dict[str, Verdict]) 
             assert any(is_measured(said, line) for line in board.values()), f"{page}: {said}"
 
 
-RESTS_ON = re.compile(r"(\d+) seeds, ([\d,]+(?: to [\d,]+)? steps)")
+RESTS_ON = re.compile(r"(\d+ (?:seeds|collections)), ([\d,]+(?: to [\d,]+)? steps)")
 
 
 @pytest.mark.parametrize("name", ["README.md", "results/README.md"])
@@ -108,7 +108,7 @@ def test_every_interval_says_its_seeds_and_steps(board: dict[str, Verdict], name
         in_table = text[text.rfind("\n", 0, said.start()) + 1] == "|"
         assert in_table or INTERVAL.search(text[said.end() : rest.start()]) is None, said[0]
         claims = [x for x in board.values() if is_measured(said.groups(), x)]
-        seeds = {(str(x.measured and x.measured.n), steps_text(x.steps)) for x in claims}
+        seeds = {(x.measured.count, steps_text(x.steps)) for x in claims if x.measured}
         assert rest.groups() in seeds, f"{said[0]}: {rest[0]}, not {seeds}"
 
 

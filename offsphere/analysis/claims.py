@@ -288,8 +288,8 @@ def _told(line: Verdict) -> list[str]:
         return [f"{claim.id}: {figure}", *published, *drawn]
     word = line.verdict
     if word == "not settled":
-        seeds = "over 1000" if line.seeds_needed is None else line.seeds_needed
-        word += f" (80 % power: n={seeds})"
+        needed = "over 1000" if line.seeds_needed is None else line.seeds_needed
+        word += f" (80 % power: {needed} {measured.unit}s)"
     return [f"{claim.id}: {word}", *claimed, f"measured: {figure}", *published, *drawn]
 
 
@@ -303,7 +303,7 @@ def rests_on(line: Verdict) -> str:
     claim, measured = line.claim, line.measured
     if measured is None:
         return ""
-    parts = [f"n={measured.n}" + (f" ({measured.dropped} dropped)" if measured.dropped else "")]
+    parts = [measured.count + (f" ({measured.dropped} dropped)" if measured.dropped else "")]
     parts += [f"{measured.examples:,} examples"] if measured.examples else []
     parts += [steps_text(line.steps)] if line.steps else []
     if line.at_floor.runs:

@@ -279,6 +279,8 @@ def _correlation(claim: Claim, runs: pd.DataFrame) -> OverSeeds:
     found = correlation(x, y)
     z, error = math.atanh(found.value), 1 / math.sqrt(found.n - 3)
     spread, dropped = error * math.sqrt(found.n), len(names) - found.n
-    found = OverSeeds(z, n=found.n, sd=spread, dropped=dropped, error=error, dof=1e6)
+    found = OverSeeds(
+        z, n=found.n, sd=spread, dropped=dropped, error=error, dof=1e6, unit="collection"
+    )
     low, high = found.interval(0.95)
     return replace(found, low=low, high=high, p=2 * min(found.p_above(0.0), found.p_below(0.0)))

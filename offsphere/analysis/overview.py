@@ -186,7 +186,7 @@ def claim_panel(
         units.add(_unit(line.claim)[0])
         rows += _claim_rows(line, row, words)
         if line.measured:
-            labels[-1].append(f"{line.measured.n} seeds, {steps_text(line.steps)}")
+            labels[-1].append(f"{line.measured.count}, {steps_text(line.steps)}")
     chart = template(
         "contrasts",
         data=name,

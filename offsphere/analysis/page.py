@@ -211,9 +211,11 @@ def _claim(line: Verdict, places: Mapping[str, str]) -> dict[str, Any]:
     decimals = 2 if scale != 1 else max(decimals_for(ends) - 1, 0)
     more = [rests_on(line)]
     more += [f"margin {claim.margin * scale:g}{words.unit}"] if claim.margin else []
-    more += [f"{line.seeds_needed} seeds needed for 80 % power"] if line.seeds_needed else []
+    more += (
+        [f"{line.seeds_needed} {measured.unit}s needed for 80 % power"] if line.seeds_needed else []
+    )
     more += [f"p {line.p_adjusted:.2g} (Holm)"] if line.p_adjusted is not None else []
-    rest = ", ".join(filter(None, [seed_count(measured.n), steps_text(line.steps)]))
+    rest = ", ".join(filter(None, [measured.count, steps_text(line.steps)]))
     return row | {
         "size": number(ends[0], decimals, signed=True),
         "ends": f"[{', '.join(number(x, decimals, signed=True) for x in ends[1:])}]",

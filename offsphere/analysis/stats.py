@@ -53,6 +53,13 @@ class OverSeeds(Estimate):
     """Degrees of freedom where they are not n - 1."""
     example_error: float = 0.0
     """The part of the standard error that more seeds leave as it is."""
+    unit: str = "seed"
+    """What n counts, if the numbers are not one per seed."""
+
+    @property
+    def count(self) -> str:
+        """How many there are, in words."""
+        return f"{self.n} {self.unit}" + "s" * (self.n != 1)
 
     @property
     def standard_error(self) -> float:

@@ -177,7 +177,7 @@ def _sentence(
     published: float | None,
     needed: int | None,
 ) -> str:
-    over = f"{measured.n} seeds"
+    over = measured.count
     over += f" and {measured.examples:,} examples" if measured.examples else ""
     over += f", {measured.dropped} dropped" if measured.dropped else ""
     size = f"{measured.value:+.3g} ({measured.level:.0%} interval {measured.low:+.3g} to "
@@ -197,10 +197,10 @@ def _sentence(
     text = f"{size} {said}."
     if word == "not settled" and measured.standard_error > 0:
         if needed is not None:
-            text += f" If mean and spread are the true ones, {needed} seeds settle it with 80 % "
-            text += "power."
+            text += f" If mean and spread are the true ones, {needed} {measured.unit}s settle it "
+            text += "with 80 % power."
         elif measured.example_error > 0:
-            text += f" {MOST_SEEDS} seeds would not: it takes more test examples."
+            text += f" {MOST_SEEDS} {measured.unit}s would not: it takes more test examples."
         else:
-            text += f" It would take more than {MOST_SEEDS} seeds."
+            text += f" It would take more than {MOST_SEEDS} {measured.unit}s."
     return text

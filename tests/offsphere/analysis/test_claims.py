@@ -238,8 +238,8 @@ def test_runs_at_the_floor_are_counted_where_the_claim_rests_on_them(tmp_path):
     first, second = evaluate_claims(load_claims(path), root)
     assert (first.verdict, first.at_floor) == ("shown beyond the margin", (3, 8))
     assert second.at_floor == (0, 0)
-    assert "n=4, 3 of 8 runs at the floor" in board([first, second], width=200)
-    assert "n=4, 3 of 8 runs at the floor" in str(page._claim(first, {}))
+    assert "4 seeds, 3 of 8 runs at the floor" in board([first, second], width=200)
+    assert "4 seeds, 3 of 8 runs at the floor" in str(page._claim(first, {}))
 
 
 def test_two_metrics_of_one_run_and_a_value_to_compare_with(tmp_path):
@@ -393,7 +393,7 @@ def test_the_contrast_of_trained_minus_untrained_stands_beside_it(tmp_path):
     assert line.measured is not None
     assert line.by_training.value == pytest.approx(line.measured.value - 0.02)
     said = f"trained minus untrained {line.by_training.value:+.4g} ["
-    assert f"n=4, 78 to 3,125 steps, {said}" in board([line], width=200)
+    assert f"4 seeds, 78 to 3,125 steps, {said}" in board([line], width=200)
     on_the_page = str(page._claim(line, {}))
     assert said in on_the_page
     assert "78 to 3,125 steps" in on_the_page
@@ -448,8 +448,8 @@ def test_the_board_has_a_block_per_claim_and_ends_with_a_count(tmp_path):
     assert blocks[3] == "  dot: shown, inside the margin"
     claimed, measured = lines[4:6]
     assert claimed.strip() == PRIMARY["text"]
-    assert re.fullmatch(r"    measured: \+0\.0\d+ \[\+0\.0\d+, \+0\.0\d+\]; n=5", measured)
-    assert re.fullmatch(r"  figure: \+0\.0\d+ \[\+0\.0\d+, \+0\.0\d+\]; n=5", blocks[5])
+    assert re.fullmatch(r"    measured: \+0\.0\d+ \[\+0\.0\d+, \+0\.0\d+\]; 5 seeds", measured)
+    assert re.fullmatch(r"  figure: \+0\.0\d+ \[\+0\.0\d+, \+0\.0\d+\]; 5 seeds", blocks[5])
     published = " ".join(line.strip() for line in lines[8:-1])
     assert published == "published: " + " ".join(["a long figure"] * 30)
     assert lines[-1] == "primary claims: 1 shown, inside the margin."
