@@ -80,7 +80,9 @@ def _settings(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 def _mean(rows: pd.DataFrame, name: str, metric: str) -> float:
     column = f"test/{name}/{metric}"
-    return float(np.nanmean(numbers(rows.loc[:, column]))) if column in rows.columns else np.nan
+    values = numbers(rows.loc[:, column]) if column in rows.columns else np.zeros(0)
+    values = values[np.isfinite(values)]
+    return float(values.mean()) if len(values) else np.nan
 
 
 def _gains(cell: str, rows: pd.DataFrame, names: Sequence[str]) -> Iterator[dict[str, Any]]:
