@@ -15,6 +15,7 @@ from offsphere.analysis.claims import Verdict, evaluate_claims
 from offsphere.analysis.conditions import steps_text
 from offsphere.analysis.overview import PICTURES
 from offsphere.analysis.report import write_report
+from offsphere.analysis.tables import runs_table
 from offsphere.run import safe_yaml
 
 ROOT = Path(__file__).parents[1]
@@ -57,14 +58,14 @@ def test_a_page_has_the_verdicts_and_figures_of_the_board(
 
 
 def as_in_the_table(line: Verdict) -> str:
-    found = line.measured
+    """Figure, n and, of trained networks, steps."""
+    found, trained = line.measured, line.claim.heading == "trained networks"
     if found is None:
-        return f"{line.sentence} | –"
+        return f"{line.sentence} | –" + " | –" * trained
     unit = " log ratio" if line.claim.transform == "log" else ""
     unit = " Fisher's z" if line.claim.correlate else unit
     figures = f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]{unit} | {found.n}"
-    steps = f" | {steps_text(line.steps)}" if line.claim.heading == "trained networks" else ""
-    return figures + steps
+    return figures + (f" | {steps_text(line.steps)}" if trained else "")
 
 
 def test_every_exact_claim_is_verified(board: dict[str, Verdict]) -> None:
@@ -119,6 +120,7 @@ def test_the_advice_on_similarities_rests_on_these_verdicts(board: dict[str, Ver
         "simclr-dot": "non-superior",
         "clip-dot": "equivalent",
         "retrieval-one-sided": "the opposite shown",
+        "static-dot": "shown beyond the margin",
     }.items():
         assert f"{{claim}}`{name}`" in page
         assert board[name].verdict == verdict
@@ -160,6 +162,26 @@ def test_every_row_of_a_picture_is_a_claim(board: dict[str, Verdict]) -> None:
     assert set(named) <= board.keys()
     assert len(plates) <= 4
     assert max(sum(len(panel["rows"]) for panel in x["panels"]) for x in plates) <= 14
+
+
+def test_means_in_the_prose_are_those_of_the_tables(committed: Path) -> None:
+    page = (committed / "README.md").read_text()
+    term = runs_table(committed / "term_temperature")
+    probe = term[term["part"] == "cifar10"].groupby(["temperature", "variance_weight"])
+    probe = 100 * probe["test/probe"].mean()
+    said = f"({probe[0.2, 0]:.1f} against {probe[1.0, 30]:.1f} % on CIFAR-10)"
+    assert said in page
+    text = runs_table(committed / "cells_retrieval")
+    text = text[(text["part"] == "pretrained") & text["cell"].isin(["cosine", "learnable"])]
+    mean = text.groupby("cell")[["test/ndcg10", "train/exponent_left", "train/exponent_right"]]
+    mean = mean.mean()
+    learned, cosine = mean.loc["learnable"], mean.loc["cosine"]
+    left, right = learned["train/exponent_left"], learned["train/exponent_right"]
+    assert f"exponents of {left:.2f} and {right:.2f}" in page
+    scores = learned["test/ndcg10"], cosine["test/ndcg10"]
+    assert "of {:.3f} where cosine has {:.3f} (10 seeds, 156 steps)".format(*scores) in page
+    assert set(text.groupby("cell")["seed"].nunique()) == {10}
+    assert set(text["run/steps"]) == {156}
 
 
 def test_the_folder_stays_small(committed: Path) -> None:

@@ -48,6 +48,8 @@ NORM_BITS = 8
 """The leading bits that per-example norms keep in a table (0.4 %); a run's folder has them all."""
 CURVE_DIGITS = 6
 """The significant digits that curves keep in a table; a run's folder has them all."""
+CURVE_ROWS = 40
+"""Steps of a run that a table keeps, beside its evaluations; a run's folder has them all."""
 CURVE_COLUMNS = ("run", "step", "name", "value")
 # What stands in other columns, or says nothing about the run.
 LEFT_OUT = ("run/status", "run/reason")
@@ -245,7 +247,7 @@ def table_of(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def curves_table(folder: str | Path) -> pd.DataFrame:
-    """Every number of every run's steps.jsonl: one row per run, step and name.
+    """The numbers of every run's steps.jsonl over `CURVE_ROWS` steps: a row per run, step and name.
 
     Numbers that are not whole have `CURVE_DIGITS`: the rest would be most of the file.
     """
@@ -258,7 +260,7 @@ def curves_table(folder: str | Path) -> pd.DataFrame:
         check_curve(row, str(Path(folder) / CURVES))
     rows = [row for row in rows if row[0] not in fresh]
     for path in folders:
-        for step in RunFolder(path).steps():
+        for step in _even(RunFolder(path).steps()):
             rows += [
                 (path.name, step["step"], name, _as_drawn(value))
                 for name, value in step.items()
@@ -273,6 +275,14 @@ def curves_table(folder: str | Path) -> pd.DataFrame:
     return joined([pd.DataFrame(table)])
 
 
+def _even(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Some of the logged steps, the first and the last among them, and every evaluation."""
+    logged = [i for i, step in enumerate(steps) if not any(n.startswith("test/") for n in step)]
+    some = np.linspace(0, len(logged) - 1, min(CURVE_ROWS, len(logged))).round().astype(int)
+    dropped = set(logged) - {logged[i] for i in some}
+    return [step for i, step in enumerate(steps) if i not in dropped]
+
+
 def write_curves(table: pd.DataFrame, path: str | Path) -> None:
     """Write a curves table, compressed; the same table gives the same bytes."""
     _write_rows(path, table.columns, _plain_rows(table))
@@ -281,7 +291,8 @@ def write_curves(table: pd.DataFrame, path: str | Path) -> None:
 def examples_table(folder: str | Path) -> pd.DataFrame:
     """Every vector of every run's examples.safetensors: run, outcome, example, value.
 
-    Norms are rounded to `NORM_BITS`: all digits of them would be most of the file.
+    Norms are rounded to `NORM_BITS`: all digits of them would be most of the file; those of further
+    collections stay in the run's folder.
     """
     folders = [p for p in run_folders(folder) if (p / "examples.safetensors").exists()]
     fresh = [path.name for path in folders]
@@ -290,8 +301,8 @@ def examples_table(folder: str | Path) -> pd.DataFrame:
         stored = read_examples(Path(folder) / EXAMPLES)
         parts.append(stored[~stored["run"].isin(fresh)])
     for path in folders:
-        for name, vector in run_vectors(path).items():
-            parts.append(_examples_part(path.name, name, vector))
+        vectors = {name: x for name, x in run_vectors(path).items() if "/norm_" not in name}
+        parts += [_examples_part(path.name, name, x) for name, x in vectors.items()]
     return joined(parts or [_examples_part("", "", np.zeros(0))])
 
 

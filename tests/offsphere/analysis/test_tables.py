@@ -1,3 +1,4 @@
+import json
 import math
 import shutil
 import subprocess
@@ -200,6 +201,20 @@ def test_curves_are_long_and_come_back(study, tmp_path):
     first = (tmp_path / CURVES).read_bytes()
     write_curves(curves, tmp_path / CURVES)
     assert (tmp_path / CURVES).read_bytes() == first
+
+
+def test_long_curves_are_thinned_evenly_and_keep_evaluations(tmp_path):
+    folder = tmp_path / "study"
+    path = record(folder, Config(seed=0), {"test/probe": 0.5})
+    lines = [{"step": step, "train/loss": step / 7} for step in range(400)]
+    lines.insert(123, {"step": 122, "test/probe": 0.25})
+    (path / "steps.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    table = curves_table(folder)
+    loss = table[table["name"] == "train/loss"]["step"].tolist()
+    assert len(loss) == 40
+    assert (loss[0], loss[-1]) == (0, 399)
+    assert set(np.diff(loss)) <= {10, 11}
+    assert table[table["name"] == "test/probe"]["value"].tolist() == [0.25]
 
 
 def test_rows_are_added_at_the_end_and_the_last_of_a_run_counts(tmp_path):
