@@ -171,6 +171,14 @@ def test_means_in_the_prose_are_those_of_the_tables(committed: Path) -> None:
     probe = 100 * probe["test/probe"].mean()
     said = f"({probe[0.2, 0]:.1f} against {probe[1.0, 30]:.1f} % on CIFAR-10)"
     assert said in page
+    static = runs_table(committed / "static_cells")
+    static = static[(static["arm"] == "calibrated") & (static["cell"] == "qnorm")]
+    assert f"r = {static['test/norm_gain_r'].mean():.2f} (published 0.57)" in page
+    names = [c.split("/")[1] for c in static.columns if re.fullmatch("test/.+/cohens_d", c)]
+    gain = {n: static[f"test/{n}/ndcg10_scored_dot"].mean() for n in names}
+    gain = {n: x - static[f"test/{n}/ndcg10_scored_cosine"].mean() for n, x in gain.items()}
+    assert "Over 26 collections" in page
+    assert (len(gain), max(gain.values()) < 0) == (26, True)  # keeping norms loses on each
     text = runs_table(committed / "cells_retrieval")
     text = text[(text["part"] == "pretrained") & text["cell"].isin(["cosine", "learnable"])]
     mean = text.groupby("cell")[["test/ndcg10", "train/exponent_left", "train/exponent_right"]]

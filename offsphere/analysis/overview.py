@@ -35,7 +35,13 @@ PICTURES = CONFIGS / "pictures.yaml"
 CONTRASTS = "filled: ours, with 95 % intervals; hollow: published, without"
 KINDS = {"asymmetric": "different roles", "symmetric": "interchangeable", "control": "control"}
 PUBLISHED_ENCODER = "contriever"
-SQUARED = ("Two views of an image", "Image and text", "Query and document", "Two halves")
+SQUARED = (
+    "Two views of an image",
+    "Image and text",
+    "Query and document",
+    "Two captions",
+    "Two halves",
+)
 TRAINED = 1_000
 """Optimiser steps from which on a network counts as trained."""
 FARTHEST = 2.0
