@@ -99,8 +99,8 @@ RESTS_ON = re.compile(r"(\d+ (?:seeds|collections)), ([\d,]+(?: to [\d,]+)? step
 
 @pytest.mark.parametrize("name", ["README.md", "results/README.md"])
 def test_every_interval_says_its_seeds_and_steps(board: dict[str, Verdict], name: str) -> None:
-    """In prose behind each, in a table in the sentence below it."""
-    text = (ROOT / name).read_text()
+    """In prose behind each, in a table in the sentence below it; the board's copy has columns."""
+    text = (ROOT / name).read_text().partition("\n## The primary claims")[0]
     found = [*INTERVAL.finditer(text)]
     assert found
     for said in found:
