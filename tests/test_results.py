@@ -167,17 +167,32 @@ def test_every_row_of_a_picture_is_a_claim(board: dict[str, Verdict]) -> None:
 def test_means_in_the_prose_are_those_of_the_tables(committed: Path) -> None:
     page = (committed / "README.md").read_text()
     term = runs_table(committed / "term_temperature")
-    probe = term[term["part"] == "cifar10"].groupby(["temperature", "variance_weight"])
-    probe = 100 * probe["test/probe"].mean()
-    said = f"({probe[0.2, 0]:.1f} against {probe[1.0, 30]:.1f} % on CIFAR-10)"
-    assert said in page
+    probes = term.groupby(["part", "temperature", "variance_weight"])["test/probe"].mean() * 100
+    start = term.groupby("part")["untrained/probe"].mean() * 100
+    for part in ("cifar10", "tinyimagenet"):
+        without, with_it, untrained = probes[part, 1.0, 0], probes[part, 1.0, 30], start[part]
+        assert f"from {without:.1f} to {with_it:.1f} % (untrained {untrained:.1f})" in page
+    cold, hot, both = (probes["cifar10", t, w] for t, w in ((0.2, 0), (1.0, 30), (0.2, 30)))
+    assert f"reaches {cold:.1f} % at 0.2 without it and {hot:.1f} % at 1.0 with it" in page
+    assert f"{both:.1f} % at 0.2 with it" in page
     static = runs_table(committed / "static_cells")
+    means = static.groupby(["arm", "cell"])[
+        ["test/ndcg10", "test/ndcg10_scored_cosine", "untrained/ndcg10"]
+    ].mean()
+    cosine, dot = means.loc["calibrated", "cosine"], means.loc["calibrated", "dot"]
+    fixed = means.loc["one_temperature", "dot"]
+    start = cosine["untrained/ndcg10"]
+    assert f"nDCG@10 of {cosine['test/ndcg10']:.3f} (untrained {start:.3f})" in page
+    assert f"reach {dot['test/ndcg10_scored_cosine']:.3f} when scored by cosine" in page
+    assert f"({dot['untrained/ndcg10']:.3f} against {start:.3f})" in page
+    ended = fixed["test/ndcg10"], fixed["untrained/ndcg10"]
+    assert "({:.3f}, untrained {:.3f})".format(*ended) in page
     static = static[(static["arm"] == "calibrated") & (static["cell"] == "qnorm")]
     assert f"r = {static['test/norm_gain_r'].mean():.2f} (published 0.57)" in page
     names = [c.split("/")[1] for c in static.columns if re.fullmatch("test/.+/cohens_d", c)]
     gain = {n: static[f"test/{n}/ndcg10_scored_dot"].mean() for n in names}
     gain = {n: x - static[f"test/{n}/ndcg10_scored_cosine"].mean() for n, x in gain.items()}
-    assert "Over 26 collections" in page
+    assert "on 26 collections" in page
     assert (len(gain), max(gain.values()) < 0) == (26, True)  # keeping norms loses on each
     text = runs_table(committed / "cells_retrieval")
     text = text[(text["part"] == "pretrained") & text["cell"].isin(["cosine", "learnable"])]

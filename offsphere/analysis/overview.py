@@ -32,7 +32,7 @@ from offsphere.run import safe_yaml
 from offsphere.share import CONFIGS
 
 PICTURES = CONFIGS / "pictures.yaml"
-CONTRASTS = "filled: ours, with 95 % intervals; hollow: published, without"
+CONTRASTS = "filled: ours, with 95 % intervals; hollow: published, no interval given"
 KINDS = {"asymmetric": "different roles", "symmetric": "interchangeable", "control": "control"}
 PUBLISHED_ENCODER = "contriever"
 SQUARED = (
@@ -162,7 +162,7 @@ def claim_plates(file: Path, lines: Sequence[Verdict]) -> dict[str, Plate]:
     for plate in plates:
         # The page of one study has its own claims only.
         own = [(panel, _rows_on(panel, board)) for panel in plate["panels"]]
-        measured = [(panel, rows) for panel, rows in own if any(x and x.measured for _, x in rows)]
+        measured = [(p, rows) for p, rows in own if any(r.line and r.line.measured for r in rows)]
         charts = [
             claim_panel(panel, rows, f"{plate['id']}_{i}")
             for i, (panel, rows) in enumerate(measured)
@@ -172,41 +172,49 @@ def claim_plates(file: Path, lines: Sequence[Verdict]) -> dict[str, Plate]:
     return found
 
 
-def _rows_on(
-    panel: Mapping[str, Any], board: Mapping[str, Verdict]
-) -> list[tuple[str, Verdict | None]]:
-    """A panel's labels with their claims; a heading has none."""
-    rows = [next(iter(row.items())) for row in panel["rows"]]
-    return [(words, board.get(key)) for key, words in rows if key == "heading" or key in board]
+class Row(NamedTuple):
+    """A claim and what it is called, or a heading."""
+
+    words: str
+    line: Verdict | None
+    published: bool
+    """Whether the published figure, if there is one, was made in this way."""
 
 
-def claim_panel(
-    panel: Mapping[str, Any], members: Sequence[tuple[str, Verdict | None]], name: str
-) -> Overview:
+def _rows_on(panel: Mapping[str, Any], board: Mapping[str, Verdict]) -> list[Row]:
+    """A panel's rows, of the claims that are on the board."""
+    rows = [(next(iter(row.items())), row.get("published", True)) for row in panel["rows"]]
+    known = [row for row in rows if row[0][0] == "heading" or row[0][0] in board]
+    return [Row(words, board.get(key), published) for (key, words), published in known]
+
+
+def claim_panel(panel: Mapping[str, Any], members: Sequence[Row], name: str) -> Overview:
     """Rows of claims on one axis, in their own unit."""
     labels, rows, units = list[list[str]](), list[dict[str, Any]](), set[str]()
-    for row, (words, line) in enumerate(members):
-        labels.append([words])
-        if line is None:
+    for place, row in enumerate(members):
+        labels.append([row.words])
+        if row.line is None:
             continue
-        units.add(_unit(line.claim)[0])
-        rows += _claim_rows(line, row, words)
-        if line.measured:
-            labels[-1].append(f"{line.measured.count}, {steps_text(line.steps)}")
+        units.add(_unit(row.line.claim)[0])
+        rows += _claim_rows(row, row.line, place)
+        if row.line.measured:
+            labels[-1].append(f"{row.line.measured.count}, {steps_text(row.line.steps)}")
     chart = template(
         "contrasts",
         data=name,
         zero=zero_line(),
+        scale={"zero": False} | ({"domain": panel["domain"]} if "domain" in panel else {}),
         axis=f"{' or '.join(sorted(units))}: {panel['axis']}",
-        y=row_axis(labels, [row for row, (_, line) in enumerate(members) if line is None]),
+        y=row_axis(labels, [place for place, row in enumerate(members) if row.line is None]),
         height=31 * len(labels),
     )
     return Overview(Drawing("", chart), {name: columns(rows)}, {}, panel["title"])
 
 
-def _claim_rows(line: Verdict, row: int, label: str) -> Iterator[dict[str, Any]]:
+def _claim_rows(about: Row, line: Verdict, row: int) -> Iterator[dict[str, Any]]:
     """A claim's figure and the published one, or why there is none."""
     claim, found, (unit, scale) = line.claim, line.measured, _unit(line.claim)
+    label = about.words
     nothing = {"mean": math.nan, "low": math.nan, "high": math.nan, "n": 0}
     told = f"{label}\n{claim.id}: {line.verdict}"
     if found is None:
@@ -217,7 +225,7 @@ def _claim_rows(line: Verdict, row: int, label: str) -> Iterator[dict[str, Any]]
         ends_of = f"{value.value:+.3g} [{value.low:+.3g}, {value.high:+.3g}] {unit}"
         text = f"{told}\n{ends_of}\n{rests_on(line)}"
         yield {"row": row, "source": "ours", **ends(value), "note": "", "text": text}
-    if claim.published_size is not None:
+    if about.published and claim.published_size is not None:
         said = nothing | {"mean": claim.published_size * scale}
         text = f"{label}\npublished: {claim.published}"
         yield {"row": row, "source": "published", **said, "note": "", "text": text}
@@ -226,7 +234,7 @@ def _claim_rows(line: Verdict, row: int, label: str) -> Iterator[dict[str, Any]]
 def _unit(claim: Claim) -> tuple[str, float]:
     """What a claim's figures are written in, and the number they are multiplied with for it."""
     if claim.transform == "log":
-        return "log ratio (0.1 is about 10 %)", 1.0
+        return "log ratio (−0.1 is −10 %, −0.6 is −45 %)", 1.0
     scale = words_of(claim.terms[0][0]).scale
     return ("points" if scale != 1 else "difference"), scale
 
@@ -243,6 +251,7 @@ def symmetry(comparisons: Sequence[Comparison]) -> Overview | None:
         "contrasts",
         data="symmetry",
         zero=zero_line(),
+        scale={"zero": False},
         axis="ln(cell / cosine): left of 0 magnitude hurts, right of it helps",
         y=template("tasks", headings=json.dumps(list(KINDS.values()))),
         height=19 * max(Counter(row["cell"] for row in rows).values()),

@@ -90,7 +90,7 @@ def render(
     for name, plate in overviews.items():
         for i, overview in enumerate(plate.charts):
             chart = {name: for_page(page_chart(overview))}
-            stores[f"{name}.{i}"] = {"data": overview.data, "charts": chart, "tables": {}}
+            stores[f"plate-{name}-{i}"] = {"data": overview.data, "charts": chart, "tables": {}}
     questions = [] if own else _questions(QUESTIONS, studies, lines)
     return render_page(
         "offsphere.analysis",

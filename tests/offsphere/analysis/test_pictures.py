@@ -178,7 +178,7 @@ def test_the_board_names_what_is_drawn(theory):
     assert lines["mini-batch-variance"].figures == ("theory/optima/band",)
     assert lines["variance-term"].figures == ()
     text = board([lines["mini-batch-variance"]])
-    assert text.endswith("; drawn in theory/optima/band\n")
+    assert text.endswith("    drawn in: theory/optima/band\n")
     nothing = evaluate_claims(claims, theory.parent / "none")
     assert not any(line.figures for line in nothing)
 
