@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 from offsphere.analysis.chart_data import SIDES, ends
@@ -44,6 +45,8 @@ SQUARED = (
 )
 TRAINED = 1_000
 """Optimiser steps from which on a network counts as trained."""
+LABEL = 28
+"""Letters of a line of a row's name: a phone has no room for more beside the marks."""
 FARTHEST = 2.0
 """Margins at which the axis of the verdicts ends."""
 
@@ -192,7 +195,7 @@ def claim_panel(panel: Mapping[str, Any], members: Sequence[Row], name: str) -> 
     """Rows of claims on one axis, in their own unit."""
     labels, rows, units = list[list[str]](), list[dict[str, Any]](), set[str]()
     for place, row in enumerate(members):
-        labels.append([row.words])
+        labels.append(wrap(row.words, LABEL))
         if row.line is None:
             continue
         units.add(_unit(row.line.claim)[0])
@@ -204,9 +207,9 @@ def claim_panel(panel: Mapping[str, Any], members: Sequence[Row], name: str) -> 
         data=name,
         zero=zero_line(),
         scale={"zero": False} | ({"domain": panel["domain"]} if "domain" in panel else {}),
-        axis=f"{' or '.join(sorted(units))}: {panel['axis']}",
+        axis=[panel["axis"], " or ".join(sorted(units))],
         y=row_axis(labels, [place for place, row in enumerate(members) if row.line is None]),
-        height=31 * len(labels),
+        height=len(labels) * (12 * max(map(len, labels)) + 6),
     )
     return Overview(Drawing("", chart), {name: columns(rows)}, {}, panel["title"])
 

@@ -153,7 +153,7 @@ def test_points_are_written_as_points(tmp_path):
     line = Verdict(claim, "measured", "", estimate([0.01, 0.02, 0.03]))
     (chart,) = claim_plates(file, [line])["empty"].charts
     assert chart.data["empty_0"]["mean"] == [2.0]
-    assert "points: x" in drawn(*paper_plate(Plate("x", [chart])), PAPER_CONFIG)
+    assert ">points<" in drawn(*paper_plate(Plate("x", [chart])), PAPER_CONFIG)
 
 
 def test_the_square_of_a_trained_network_stands_before_one_of_more_seeds():
