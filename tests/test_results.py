@@ -202,7 +202,7 @@ def test_means_in_the_prose_are_those_of_the_tables(committed: Path) -> None:
     left, right = learned["train/exponent_left"], learned["train/exponent_right"]
     assert f"exponents of {left:.2f} and {right:.2f}" in page
     scores = learned["test/ndcg10"], cosine["test/ndcg10"]
-    assert "of {:.3f} where cosine has {:.3f} (10 seeds, 156 steps)".format(*scores) in page
+    assert "of {:.3f} where cosine has {:.3f} (10 seeds, 156 steps".format(*scores) in page
     assert set(text.groupby("cell")["seed"].nunique()) == {10}
     assert set(text["run/steps"]) == {156}
 
