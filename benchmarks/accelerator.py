@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from offsphere import losses, streamed, strips
+from offsphere.cells import shrink
 
 LAUNCH, VIEW, SHORTEST = 5e-6, 1.5e-6, 2e-6
 """Seconds: the host's for a kernel and for a view, and the shortest that a kernel takes."""
@@ -95,7 +96,10 @@ class Counter(TorchDispatchMode):
         self.count, self.live, self.paused = Count(), {}, False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.index.Tensor and args[1][0].dtype == torch.bool:
+            out = _without_diagonal(*args)
+        else:
+            out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         made = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
@@ -132,6 +136,12 @@ def counted(call: Callable[..., Tensor], *shapes: tuple[int, int], device: str =
                 value.backward()
             del value
     return counter.count
+
+
+def _without_diagonal(square: Tensor, _mask: list[Tensor]) -> Tensor:
+    """What lightly's `logits[~diagonal]` keeps. How many that are a card finds out by waiting; a
+    tensor without data cannot, so it is told. The wait is not modelled, in the peer's favour."""
+    return square.new_empty(square.numel() - len(square))
 
 
 @contextlib.contextmanager
@@ -173,7 +183,10 @@ def _modelled() -> strips.Bodies:
 
 
 def ours(name: str) -> Callable[..., Tensor]:
-    """As a cosine cell with a number for a temperature calls it."""
+    """As a cosine cell with a number for a temperature calls it.
+
+    `nt_xent` takes raw rows, which the cell normalises, since its peer does that too.
+    """
     largest: dict[str, Any] = {"largest": 1 / TEMPERATURE}
     if name == "info_nce":
         return lambda a, b: losses.info_nce(a, b, TEMPERATURE, **largest)
@@ -181,7 +194,7 @@ def ours(name: str) -> Callable[..., Tensor]:
         return lambda a, b, q: losses.moco_nce(a, b, q.detach(), TEMPERATURE, **largest)
 
     def nt_xent(a: Tensor, b: Tensor) -> Tensor:
-        z = torch.cat([a, b])
+        z = shrink(torch.cat([a, b]), 1.0)
         return losses.nt_xent(z, z, TEMPERATURE, **largest)
 
     return nt_xent

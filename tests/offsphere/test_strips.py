@@ -81,10 +81,11 @@ def test_flops_are_those_of_the_formula(accelerator):
 
 
 @pytest.mark.parametrize("rows", [256, 4096, 16384])
-def test_modelled_times_and_memory_beside_open_clip(accelerator, rows):
+@pytest.mark.parametrize(("loss", "name"), [("info_nce", "open_clip"), ("nt_xent", "lightly")])
+def test_modelled_times_and_memory_beside_the_peer(accelerator, loss, name, rows):
     """A model, not a measurement: see docs/scaling.md."""
-    found = accelerator.compare("info_nce", rows)
-    mine, compiled, peer = (found[who] for who in ("ours", "ours, compiled", "open_clip"))
+    found = accelerator.compare(loss, rows)
+    mine, compiled, peer = (found[who] for who in ("ours", "ours, compiled", name))
     for card in accelerator.CARDS.values():
         assert compiled.seconds(card) <= 1.0 * peer.seconds(card)
         assert mine.seconds(card) <= 1.3 * peer.seconds(card)
