@@ -68,6 +68,7 @@ class MoCo(ImageMethod):
         self.twin = MomentumTwin(encoder, momentum)
         self.queue = Queue(queue_size, encoder.embedding_dim)
         self._keys: Tensor | None = None
+        self._queue_is_full = False
 
     def inputs(self, batch: Tensor, step: int, rows: Rows | None = None) -> Tensors:
         view_a, view_b = self.two_views(batch, step, rows).chunk(2)
@@ -83,10 +84,12 @@ class MoCo(ImageMethod):
 
     def losses(self, embedded: Tensors) -> Tensors:
         query, keys = grad_scale(embedded["left"], self.settings.grad_scale), embedded["right"]
-        if not self.queue.filled:
-            self.queue.initialise(keys, stream(self.settings.seed, "queue"))
+        if not self._queue_is_full:  # looked at once: on a GPU the host waits for the answer
+            if not self.queue.filled:
+                self.queue.initialise(keys, stream(self.settings.seed, "queue"))
+            self._queue_is_full = True
         self._keys = keys
-        losses = self.objective(query, keys, queue=self.queue.keys)
+        losses = self.objective(query, keys, queue=self.queue.rows)
         return penalised(losses, self.settings.norm_penalty, query)
 
     def after_step(self, progress: float) -> None:
