@@ -89,6 +89,7 @@ def benchmark():
 
 @pytest.mark.slow
 @needs_compiler
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # lightly's, between its graphs
 @pytest.mark.parametrize("name", LOSSES)
 def test_inductor_keeps_the_gradients_of_eager(benchmark, name):
     """Within 2 ulps of the largest, and where rows are normalised about as closely as the peer."""
