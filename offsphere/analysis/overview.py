@@ -47,7 +47,7 @@ TRAINED = 1_000
 """Optimiser steps from which on a network counts as trained."""
 LABEL = 28
 """Letters of a line of a row's name: a phone has no room for more beside the marks."""
-FARTHEST = 2.0
+FARTHEST = 4.0
 """Margins at which the axis of the verdicts ends."""
 
 
@@ -153,8 +153,14 @@ def forest_row(line: Verdict) -> str:
 def _in_margins(line: Verdict, row: int) -> dict[str, Any]:
     found, unit = line.measured, line.claim.margin
     assert found is not None
-    scaled = ends(Estimate(found.value, found.low, found.high, found.n).times(1 / (unit or 1.0)))
-    return {"row": row, **scaled, "text": f"{line.claim.id}: {line.verdict}"}
+    scaled = Estimate(found.value, found.low, found.high, found.n).times(1 / (unit or 1.0))
+    beyond = "right" if scaled.value > FARTHEST else "left" if scaled.value < -FARTHEST else "no"
+    return {
+        "row": row,
+        **ends(scaled),
+        "beyond": beyond,
+        "text": f"{line.claim.id}: {line.verdict}",
+    }
 
 
 def claim_plates(file: Path, lines: Sequence[Verdict]) -> dict[str, Plate]:

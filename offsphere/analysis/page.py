@@ -18,7 +18,8 @@ from offsphere.analysis.charts import drawings, level_looks, page_charts
 from offsphere.analysis.claims import Verdict, groups, in_group, rests_on
 from offsphere.analysis.conditions import all_steps, steps_text
 from offsphere.analysis.digest import Comparison, Study
-from offsphere.analysis.overview import Plate, forest_row, page_chart
+from offsphere.analysis.first_screen import first_screen
+from offsphere.analysis.overview import FARTHEST, PICTURES, Plate, forest_row, page_chart
 from offsphere.analysis.page_tables import (
     comparisons_table,
     condition_name,
@@ -55,6 +56,16 @@ NARROW = 900
 """Pixels of a figure that leaves room for its numbers at its side."""
 
 
+class Withdrawn(NamedTuple):
+    """Studies whose tables are kept and whose sentences are not, and why."""
+
+    studies: Collection[str] = ()
+    reason: str = ""
+
+
+NOTHING = Withdrawn()
+
+
 class Question(NamedTuple):
     """One section: what is asked, and what was found and measured about it."""
 
@@ -62,6 +73,8 @@ class Question(NamedTuple):
     title: str
     overview: list[str]
     studies: list[Study]
+    withdrawn: list[str]
+    """Studies that are named and not drawn."""
     claims: list[Verdict]
     """Its primary claims; the board has them in full."""
     groups: list[tuple[str, list[Verdict]]]
@@ -75,12 +88,15 @@ def render(
     overviews: Mapping[str, Plate],
     *,
     date: str,
+    withdrawn: Withdrawn = NOTHING,
     own: bool = False,
 ) -> str:
     """The whole page; `own` is the page of one study, which starts with its own answer."""
-    places = _places(studies)
+    questions = [] if own else _questions(QUESTIONS, studies, lines, withdrawn.studies)
+    drawn = studies if own else [study for question in questions for study in question.studies]
+    places = _places(drawn)
     claimed = {line.claim.id for line in lines}
-    seen = [study for study in studies if any(panel.treatment for panel in study.panels)]
+    seen = [study for study in drawn if any(panel.treatment for panel in study.panels)]
     stores = {
         f"{study.name}.{place}": _store(panel)
         for study in seen
@@ -91,19 +107,21 @@ def render(
         for i, overview in enumerate(plate.charts):
             chart = {name: for_page(page_chart(overview))}
             stores[f"plate-{name}-{i}"] = {"data": overview.data, "charts": chart, "tables": {}}
-    questions = [] if own else _questions(QUESTIONS, studies, lines)
     return render_page(
         "offsphere.analysis",
         "report.html.j2",
         stores,
         own=studies[0] if own else None,
         answers=answers(studies[0]) if own else [],
+        answer=None if own else first_screen(PICTURES, lines),
+        farthest=f"{FARTHEST:g}",
         facts=_facts(studies, date, own=own),
         summary=_summary(lines),
-        board=_board(lines, places, own=own),
+        board=_board(lines, places, questions, own=own),
         verdicts=Counter(line.verdict for line in lines),
         least={"seeds": SEEDS, "steps": STEPS},
         questions=[_section(question, claimed, places) for question in questions],
+        withdrawn=withdrawn.reason,
         alone=[_study(study, claimed) for study in studies] if own else [],
         overviews=overviews,
         comparisons=comparisons_table(comparisons) if comparisons else None,
@@ -147,16 +165,25 @@ def _summary(lines: Sequence[Verdict]) -> list[str]:
 
 
 def _board(
-    lines: Sequence[Verdict], places: Mapping[str, str], *, own: bool
+    lines: Sequence[Verdict],
+    places: Mapping[str, str],
+    questions: Sequence[Question],
+    *,
+    own: bool,
 ) -> list[dict[str, Any]]:
-    """The primary claims by heading; on the page of one study, all claims.
+    """The primary claims by heading, in the questions' order; on the page of one study, all claims.
 
     The first heading that has a verdict stands open: it is the answer so far.
     """
+    asked = [line.claim.id for question in questions for line in question.claims]
+    order = {claim: place for place, claim in enumerate(asked)}
     found, answered = [], False
     for kind, heading in groups(lines, ["primary"] + (["exact", "descriptive"] if own else [])):
         members = [line for line in lines if in_group(line.claim, kind, heading)]
-        told = sorted((line for line in members if not _waits(line)), key=_rank)
+        told = sorted(
+            (line for line in members if not _waits(line)),
+            key=lambda line: (_rank(line), order.get(line.claim.id, len(order))),
+        )
         found.append(
             {
                 "title": _sentence_case(heading or f"{kind} claims"),
@@ -226,7 +253,9 @@ def _claim(line: Verdict, places: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _questions(file: Path, studies: Sequence[Study], lines: Sequence[Verdict]) -> list[Question]:
+def _questions(
+    file: Path, studies: Sequence[Study], lines: Sequence[Verdict], withdrawn: Collection[str]
+) -> list[Question]:
     """The sections that have a study or a claim, and one for what no question names."""
     asked = safe_yaml.load(file.read_text(encoding="utf-8"), file) if file.exists() else []
     by_name = {study.name: study for study in studies}
@@ -237,11 +266,14 @@ def _questions(file: Path, studies: Sequence[Study], lines: Sequence[Verdict]) -
         asked = [*asked, {"id": "other", "title": "Other studies", "studies": rest}]
     found = []
     for each in asked:
-        wanted = each["studies"]
+        wanted = [name for name in each["studies"] if name in by_name]
         exact = each.get("exact", False)
-        own = [x for x in lines if x.claim.study in wanted or (exact and x.claim.kind == "exact")]
-        shown = [by_name[name] for name in wanted if name in by_name]
-        if not shown and not own:
+        own = [
+            line
+            for line in lines
+            if line.claim.study in each["studies"] or (exact and line.claim.kind == "exact")
+        ]
+        if not wanted and not own:
             continue
         rest_of = [("Theorems and identities, verified by tests", "exact")]
         rest_of.append(("Descriptive figures, with 95 % intervals and no verdict", "descriptive"))
@@ -250,7 +282,8 @@ def _questions(file: Path, studies: Sequence[Study], lines: Sequence[Verdict]) -
                 each["id"],
                 each["title"],
                 each.get("overview", []),
-                shown,
+                [by_name[name] for name in wanted if name not in withdrawn],
+                [name for name in wanted if name in withdrawn],
                 [line for line in own if line.claim.kind == "primary"],
                 [(title, [x for x in own if x.claim.kind == kind]) for title, kind in rest_of],
             )
@@ -266,6 +299,7 @@ def _section(
         "title": question.title,
         "overview": question.overview,
         "studies": [_study(study, claimed) for study in question.studies],
+        "withdrawn": question.withdrawn,
         "verdicts": [(line.claim.id, line.claim.text, line.verdict) for line in question.claims],
         "groups": [
             (title, [_claim(line, places) for line in members])

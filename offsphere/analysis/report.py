@@ -22,9 +22,10 @@ from offsphere.analysis.digest import compare_with_cosine, read_study
 from offsphere.analysis.over_collections import collection_plates
 from offsphere.analysis.overview import overviews as overviews_of
 from offsphere.analysis.overview import write_overview
-from offsphere.analysis.page import render
+from offsphere.analysis.page import NOTHING, Withdrawn, render
 from offsphere.analysis.paper_tables import check_metrics, write_tables
 from offsphere.analysis.tables import RUNS, StudyTables, run_folders
+from offsphere.run import safe_yaml
 from offsphere.run.command import one_line_errors
 from offsphere.run.config import parse
 from offsphere.run.files import atomic_write
@@ -32,6 +33,7 @@ from offsphere.run.progress import speaking, track
 from offsphere.share import CONFIGS
 
 PAGE = "report.html"
+WITHDRAWN = "withdrawn.yaml"
 CLAIMS = CONFIGS / "claims.yaml"
 
 
@@ -112,7 +114,8 @@ def write_report(
     date = date or datetime.now(UTC).date().isoformat()
     lines = _board(fixed, root, tables, {study.name for study in found} if studies else None)
     overviews = overviews_of(lines, comparisons) | collection_plates(tables)
-    text = render(found, comparisons, lines, overviews, date=date, own=own)
+    withdrawn = NOTHING if studies else _withdrawn(root / WITHDRAWN)
+    text = render(found, comparisons, lines, overviews, date=date, withdrawn=withdrawn, own=own)
     page.parent.mkdir(parents=True, exist_ok=True)
     written, drawn = page.parent / "tables", page.parent / "figures"
     for study in found:
@@ -124,6 +127,16 @@ def write_report(
             write_overview(overviews, lines, drawn)
     atomic_write(page, lambda file: file.write(text.encode()))
     return page
+
+
+def _withdrawn(file: Path) -> Withdrawn:
+    """The studies that a folder of results names as withdrawn, if it has such a file."""
+    if not file.exists():
+        return NOTHING
+    found = safe_yaml.load(file.read_text(encoding="utf-8"), file)
+    if not (isinstance(found, dict) and isinstance(found.get("studies"), list)):
+        raise ValueError(f"{file} must have `studies`, a list of names, and `reason`.")
+    return Withdrawn([str(name) for name in found["studies"]], str(found.get("reason", "")))
 
 
 def study_folder(study: str | Path) -> Path:

@@ -173,6 +173,7 @@ def test_verdicts_share_an_axis_of_margins():
     chart, data = forest(lines)
     assert data["verdicts"]["mean"] == [0.5, 11]
     assert data["verdicts"]["row"] == [0, 1]
+    assert data["verdicts"]["beyond"] == ["no", "right"]
     # What lies beyond the axis stands at its end: the numbers beside it say how far.
     assert chart["layer"][2]["encoding"]["x"]["scale"] == {
         "domain": [-FARTHEST, FARTHEST],

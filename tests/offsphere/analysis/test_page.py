@@ -85,6 +85,24 @@ def test_its_answer_comes_first_and_papers_only_when_asked_for(results, tmp_path
     assert "2602.09229v1" not in retrieval
 
 
+def test_withdrawn_studies_are_named_and_not_drawn(results, tmp_path):
+    root = tmp_path / "results"
+    shutil.copytree(results, root)
+    (root / "withdrawn.yaml").write_text("reason: Begun only\nstudies: [symmetry, unknown]\n")
+    text = write_report(results=root, date=DATE, figures=False).read_text()
+    assert "Withdrawn, not drawn here: symmetry. Begun only." in text
+    assert 'id="study-symmetry"' not in text
+    assert 'data-store="symmetry.0"' not in text
+    assert 'id="study-small_batch"' in text
+    # Its tables are made, and its own page has it.
+    assert (root / "tables" / "symmetry" / "1-text.csv").is_file()
+    own = write_report([root / "symmetry"], date=DATE, figures=False).read_text()
+    assert 'id="study-symmetry"' in own
+    (root / "withdrawn.yaml").write_text("[symmetry]")
+    with pytest.raises(ValueError, match="must have `studies`"):
+        write_report(results=root, date=DATE, figures=False)
+
+
 def test_the_sentence_says_what_is_shown_and_what_is_not(tmp_path):
     gains = {"dot": [-0.03, -0.02, -0.04], "qnorm": [0.011, -0.012, 0.001]}
     found = read_study(study(tmp_path / "x", gains))
