@@ -1,5 +1,7 @@
-"""The `offsphere` command: the only part above the lanes.
+"""offsphere: when does embedding magnitude matter?
 
+    python vision/train_simclr.py --cell=dot            train one run; also train_moco, train_clip,
+                                                        train_retrieval, train_sts and theory/
     offsphere study configs/studies/small_batch.yaml    a grid of runs, in parallel, resumable
     offsphere reproduce results/symmetry                rows of a table, made again and compared
     offsphere data                                      which named data sets are here
@@ -49,7 +51,8 @@ SCRIPTS: dict[str, Callable[[], Script]] = {
         "theory.planted",
     )
 }
-"""Every script that a study can run, each imported when it is asked for."""
+"""Every script that a study can run, each imported when it is asked for. This module alone stands
+above the lanes: what is below is handed a script and knows none."""
 
 COMMANDS = {
     "study": "offsphere.study.command",
