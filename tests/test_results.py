@@ -175,6 +175,14 @@ def test_means_in_the_prose_are_those_of_the_tables(committed: Path) -> None:
     cold, hot, both = (probes["cifar10", t, w] for t, w in ((0.2, 0), (1.0, 30), (0.2, 30)))
     assert f"reaches {cold:.1f} % at 0.2 without it and {hot:.1f} % at 1.0 with it" in page
     assert f"{both:.1f} % at 0.2 with it" in page
+    best = runs_table(committed / "term_best").groupby("part")
+    chosen = {
+        part: rows[["temperature", "variance_weight"]].drop_duplicates() for part, rows in best
+    }
+    assert chosen["with"].to_numpy().tolist() == [[0.5, 3]]
+    assert chosen["without"].to_numpy().tolist() == [[0.2, 0]]
+    assert "(temperature 0.5, weight 3)" in page
+    assert "without it (temperature 0.2)" in page
     static = runs_table(committed / "static_cells")
     means = static.groupby(["arm", "cell"])[
         ["test/ndcg10", "test/ndcg10_scored_cosine", "untrained/ndcg10"]
