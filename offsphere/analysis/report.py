@@ -121,7 +121,7 @@ def write_report(
     for study in found:
         write_tables(study, written if page.parent in folders else written / study.name, metrics)
     if figures:
-        for study in found:
+        for study in (study for study in found if study.name not in withdrawn.studies):
             write_figures(study, drawn if page.parent in folders else drawn / study.name)
         if not own:
             write_overview(overviews, lines, drawn)

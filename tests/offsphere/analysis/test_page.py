@@ -89,7 +89,9 @@ def test_withdrawn_studies_are_named_and_not_drawn(results, tmp_path):
     root = tmp_path / "results"
     shutil.copytree(results, root)
     (root / "withdrawn.yaml").write_text("reason: Begun only\nstudies: [symmetry, unknown]\n")
-    text = write_report(results=root, date=DATE, figures=False).read_text()
+    text = write_report(results=root, date=DATE).read_text()
+    assert (root / "figures" / "small_batch").is_dir()
+    assert not (root / "figures" / "symmetry").exists()
     assert "Withdrawn, not drawn here: symmetry. Begun only." in text
     assert 'id="study-symmetry"' not in text
     assert 'data-store="symmetry.0"' not in text
