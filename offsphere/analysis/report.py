@@ -44,7 +44,7 @@ class ReportSettings:
     results: str = "results"
     """Where the studies are."""
     out: str | None = None
-    """The page; default: report.html in the study's folder, or in --results."""
+    """The page, or the folder for report.html; default: the study's folder, or --results."""
     claims: str | None = None
     """The file of claims; default: configs/claims.yaml."""
     date: str | None = None
@@ -101,7 +101,8 @@ def write_report(
     own = len(studies) == 1
     folders = [study_folder(study) for study in studies] or find_studies(results)
     root = folders[0].parent if studies else Path(results)
-    page = Path(out) if out is not None else (folders[0] if own else root) / PAGE
+    page = (folders[0] if own else root) / PAGE if out is None else Path(out)
+    page = page / PAGE if page.is_dir() else page
     published = not studies if published is None else published
     fixed = load_claims(claims or CLAIMS) if claims or (published and CLAIMS.exists()) else []
     tables = [StudyTables(folder) for folder in folders]

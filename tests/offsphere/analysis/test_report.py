@@ -571,6 +571,14 @@ def test_the_command_writes_one_named_study(results, tmp_path, capsys):
     assert "study-symmetry" not in ids
 
 
+def test_out_may_be_a_folder(results, tmp_path):
+    folder = tmp_path / "pages"
+    folder.mkdir()
+    out = write_report([results / "small_batch"], out=folder, figures=False)
+    assert out == folder / "report.html"
+    assert out.read_text().startswith("<!doctype html>")
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
