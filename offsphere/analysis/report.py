@@ -111,18 +111,19 @@ def write_report(
         for study in track(tables, len(tables), "Reading", "studies")
     ]
     check_metrics(found, metrics)
-    comparisons = compare_with_cosine(found, published=published)
+    withdrawn = NOTHING if studies else _withdrawn(root / WITHDRAWN)
+    standing = [study for study in found if study.name not in withdrawn.studies]
+    comparisons = compare_with_cosine(standing, published=published)
     date = date or datetime.now(UTC).date().isoformat()
     lines = _board(fixed, root, tables, {study.name for study in found} if studies else None)
     overviews = overviews_of(lines, comparisons) | collection_plates(tables)
-    withdrawn = NOTHING if studies else _withdrawn(root / WITHDRAWN)
     text = render(found, comparisons, lines, overviews, date=date, withdrawn=withdrawn, own=own)
     page.parent.mkdir(parents=True, exist_ok=True)
     written, drawn = page.parent / "tables", page.parent / "figures"
     for study in found:
         write_tables(study, written if page.parent in folders else written / study.name, metrics)
     if figures:
-        for study in (study for study in found if study.name not in withdrawn.studies):
+        for study in standing:
             write_figures(study, drawn if page.parent in folders else drawn / study.name)
         if not own:
             write_overview(overviews, lines, drawn)

@@ -88,6 +88,8 @@ def test_its_answer_comes_first_and_papers_only_when_asked_for(results, tmp_path
 def test_withdrawn_studies_are_named_and_not_drawn(results, tmp_path):
     root = tmp_path / "results"
     shutil.copytree(results, root)
+    whole = write_report(results=root, out=tmp_path / "whole.html", date=DATE, figures=False)
+    assert "symmetry · text" in whole.read_text()
     (root / "withdrawn.yaml").write_text("reason: Begun only\nstudies: [symmetry, unknown]\n")
     text = write_report(results=root, date=DATE).read_text()
     assert (root / "figures" / "small_batch").is_dir()
@@ -96,6 +98,7 @@ def test_withdrawn_studies_are_named_and_not_drawn(results, tmp_path):
     assert 'id="study-symmetry"' not in text
     assert 'data-store="symmetry.0"' not in text
     assert 'id="study-small_batch"' in text
+    assert "symmetry · text" not in text  # nor is it among the cells of all studies
     # Its tables are made, and its own page has it.
     assert (root / "tables" / "symmetry" / "1-text.csv").is_file()
     own = write_report([root / "symmetry"], date=DATE, figures=False).read_text()
