@@ -58,7 +58,7 @@ class Work:
         self.start = self.count = start
         self.begun = self.drawn = self.logged = time.monotonic()
         self.patience, self.later = LOG_SECONDS
-        self.note = ""
+        self.note, self.last = "", -1
         self.bar = _work and sys.stderr is not None and sys.stderr.isatty()
         self.log = _work and sys.stdout is not None and not sys.stdout.isatty()
         if self.bar:
@@ -81,7 +81,7 @@ class Work:
         """The work has ended, or is broken off."""
         if self.bar:
             _clear()
-        if self.log and self.patience == self.later:
+        if self.log and self.patience == self.later and self.last != self.count:
             self._log()
         self.bar = self.log = False
 
@@ -103,6 +103,7 @@ class Work:
         print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
 
     def _log(self) -> None:
+        self.last = self.count
         words = [f"{self.count:,} of {self.total:,} {self.unit}", *self.told()]
         print(f"{self.what}: {', '.join(words)}", flush=True)
 

@@ -56,6 +56,13 @@ def test_lines_in_a_log(time, capsys):
     assert said.err == ""
 
 
+def test_the_end_is_told_once_in_a_log(time, capsys):
+    with speaking():
+        for _ in track(range(2), 2, "encoding"):
+            time.now += 3.0
+    assert capsys.readouterr().out == "encoding: 2 of 2 batches\n"
+
+
 def test_quick_work_leaves_no_line(time, capsys):
     with speaking():
         assert list(track([1, 2, 3], 3, "encoding")) == [1, 2, 3]
