@@ -24,7 +24,7 @@ from offsphere.data.samples import (
 )
 from offsphere.data.shards import existing
 from offsphere.data.splits import carve, parts_of_split, split_of
-from offsphere.names import unknown
+from offsphere.names import unknown_data
 from offsphere.run.catalog import KNOWN
 from offsphere.run.files import read_utf8
 
@@ -54,7 +54,7 @@ def list_pairs(data: str, split: str, bad: BadSamples) -> Samples:
     kind, _, rest = data.partition(":")
     listers = {"wds": list_shards, "csv": list_table, "folder": list_folder}
     if kind not in listers:
-        raise unknown("image-text data set", data, DATA_NAMES)
+        raise unknown_data("image-text data set", data, DATA_NAMES)
     if not rest:
         example = {"wds": "wds:train-{000000..000004}.tar", "csv": "csv:pairs.csv"}
         wanted = example.get(kind, "folder:flickr8k")

@@ -8,6 +8,7 @@ lists them.
 import difflib
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 Exponents = tuple[float, float]
@@ -106,6 +107,13 @@ def unknown(what: str, got: object, expected: Iterable[str]) -> ValueError:
     more = f" and {len(expected) - MOST_NAMES} more" if len(expected) > MOST_NAMES else ""
     names = ", ".join(expected[:MOST_NAMES]) + more
     return ValueError(f"Unknown {what} {got!r}: expected one of {names}.")
+
+
+def unknown_data(what: str, data: str, expected: Iterable[str]) -> ValueError:
+    """The error for a data set's name; a path that is there was meant as one."""
+    if ":" not in data and Path(data or " ").exists():
+        return ValueError(f"Unknown {what} {data!r}. Did you mean the path './{data}'?")
+    return unknown(what, data, expected)
 
 
 def nearest(got: str, expected: Iterable[str]) -> str | None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from offsphere.data.bad import BadSamples, check_unique
 from offsphere.data.splits import PARTS, hash_share, in_validation, split_of
-from offsphere.names import unknown
+from offsphere.names import unknown_data
 from offsphere.run.catalog import KNOWN, resolve
 from offsphere.run.files import read_utf8
 from text.docstrings import distinct, package_docstrings
@@ -107,7 +107,7 @@ def load_collection(
     if kind == "captions" and rest:
         return captions_folder(Path(rest).expanduser(), on_bad_sample=on_bad_sample)
     forms = ("docstrings", "docstrings:PACKAGE", "package:NAME", *NAMED)
-    raise unknown("data", data, (*forms, "beir:FOLDER", "captions:FOLDER"))
+    raise unknown_data("data", data, (*forms, "beir:FOLDER", "captions:FOLDER"))
 
 
 def of_pairs(name: str, splits: dict[str, Iterable[tuple[str, str]]]) -> Collection:

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 from offsphere.data.emoji import Emoji, load_emoji
 from offsphere.data.splits import hash_share, split_of
-from offsphere.names import unknown
+from offsphere.names import unknown_data
 from offsphere.run.catalog import resolve
 from offsphere.training.settings import TrainSettings
 from offsphere.training.streams import batch_indices
@@ -88,7 +88,7 @@ def load_sentences(
             return list(_stsb_pairs(folder / STSB_FILES[split]))
 
     else:
-        raise unknown("data", data, ("emoji", "stsb", "stsb:FOLDER"))
+        raise unknown_data("data", data, ("emoji", "stsb", "stsb:FOLDER"))
     train = read("train") + ([] if nli is None else list(_nli_pairs(Path(nli).expanduser())))
     name = data if nli is None else f"{data} and AllNLI"
     return {

@@ -40,7 +40,7 @@ from offsphere.data.pictures import (
 )
 from offsphere.data.samples import Samples, list_folder, list_shards
 from offsphere.data.splits import Handed, Splits, carve
-from offsphere.names import unknown
+from offsphere.names import unknown, unknown_data
 from offsphere.run.addresses import patience
 from offsphere.run.catalog import KNOWN, resolve
 from offsphere.run.files import cache_directory
@@ -107,7 +107,7 @@ def load_images(
         chosen = found.take(limited(len(found), limit, seed))
         return _load_samples(data, chosen, image_size, bad, memory_limit)
     else:
-        raise unknown("data set", data, DATA_NAMES)
+        raise unknown_data("data set", data, DATA_NAMES)
     pixels, labels, classes = images
     keep = torch.from_numpy(limited(len(labels), limit, seed))
     pixels = resize_square(pixels[keep], image_size)

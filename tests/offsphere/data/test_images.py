@@ -586,6 +586,13 @@ def test_wrong_arguments_are_explained(named: dict, message: str) -> None:
         load_images(arguments.pop("data"), **arguments)
 
 
+def test_a_folder_without_its_kind_is_recognised(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "emojis").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"Unknown data set 'emojis'\. .* the path '\./emojis'\?"):
+        load_images("emojis", split="train")
+
+
 @given(st.integers(2, 60), st.integers(2, 60), st.integers(2, 30), st.integers(0, 99))
 def test_resize_square_equals_torchvision(height: int, width: int, size: int, seed: int) -> None:
     """Resize and CenterCrop on tensors: equal; on PIL pictures, as open_clip: one grey level."""
