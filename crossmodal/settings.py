@@ -31,16 +31,18 @@ else:
     LossName = Literal[PAIR_LOSSES]
 
 COLUMNS = (  # of the table that closes a run
-    ("test/i2t_r1", "R@1 i→t", "{:.1%}"),
-    ("test/t2i_r1", "t→i", "{:.1%}"),
-    ("test/chance_t2i_r1", "chance", "{:.1%}"),
-    ("test/zero_shot_group", "groups", "{:.1%}"),
-    ("test/majority_group", "largest", "{:.1%}"),
-    ("test/zero_shot_class", "classes", "{:.1%}"),
-    ("test/majority_class", "largest", "{:.1%}"),
-    ("test/modality_gap", "gap", "{:.2f}"),
-    ("test/norm_image_cv", "CV image", "{:.3f}"),
-    ("test/norm_text_cv", "CV text", "{:.3f}"),
+    ("test/i2t_r1", "R@1 image to text", "{:.1%}"),
+    ("untrained/i2t_r1", "before training", "{:.1%}"),
+    ("test/t2i_r1", "R@1 text to image", "{:.1%}"),
+    ("untrained/t2i_r1", "before training", "{:.1%}"),
+    ("test/chance_t2i_r1", "by guessing", "{:.1%}"),
+    ("test/zero_shot_group", "zero-shot groups", "{:.1%}"),
+    ("test/majority_group", "always the largest group", "{:.1%}"),
+    ("test/zero_shot_class", "zero-shot classes", "{:.1%}"),
+    ("test/majority_class", "always the largest class", "{:.1%}"),
+    ("test/modality_gap", "modality gap", "{:.2f}"),
+    ("test/norm_image_cv", "norm CV of images", "{:.3f}"),
+    ("test/norm_text_cv", "norm CV of texts", "{:.3f}"),
 )
 
 

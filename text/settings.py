@@ -15,18 +15,18 @@ from offsphere.training.settings import WIDEST, TrainSettings, check_between, ch
 
 RETRIEVAL_COLUMNS = (  # of the table that closes a run
     ("test/ndcg10", "nDCG@10", "{:.3f}"),
-    ("untrained/ndcg10", "untrained", "{:.3f}"),
+    ("untrained/ndcg10", "before training", "{:.3f}"),
     ("bm25/ndcg10", "BM25", "{:.3f}"),
     ("test/recall100", "R@100", "{:.3f}"),
     ("test/floor", "above untrained", lambda floor: "within chance" if floor else "yes"),
-    ("test/norm_document_cv", "norm CV", "{:.3f}"),
+    ("test/norm_document_cv", "norm CV of documents", "{:.3f}"),
     ("test/cohens_d", "Cohen's d", "{:+.2f}"),
     ("test/reader_em", "reader EM", "{:.3f}"),
     ("test/reader_f1", "reader F1", "{:.3f}"),
 )
 STS_COLUMNS = (
     ("test/spearman", "Spearman", "{:.3f}"),
-    ("untrained/spearman", "untrained", "{:.3f}"),
+    ("untrained/spearman", "before training", "{:.3f}"),
     ("test/pearson", "Pearson", "{:.3f}"),
     ("test/mse", "squared error", "{:.4f}"),
     ("train/score_scale", "score scale", "{:.4g}"),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Column = tuple[str, str, str | Callable[[Any], str]]
-"""A metric, its title in the closing table, and its format or what spells it."""
+"""A metric, what its row of the closing table is called, and its format or what spells it."""
 LEVEL = 0.95
 
 
@@ -63,37 +63,31 @@ def _show(
     config: TrainSettings, metrics: dict[str, Any], columns: tuple[Column, ...], folder: Path
 ) -> None:
     from rich.console import Console
+
+    console = Console()
+    console.print(closing_table(config.cell, metrics, columns, _outcomes(folder)))
+    console.print(f"{folder}: config.yaml, steps.jsonl, metrics.json, run.png", soft_wrap=True)
+    if config.study is None:
+        console.print("One run is no comparison: a study pairs cells over seeds (docs/studies.md).")
+
+
+def closing_table(
+    cell: str, metrics: dict[str, Any], columns: tuple[Column, ...], outcomes: dict[str, Any]
+) -> Table:
+    """A row for each metric: its value, and of a mean over examples its interval and n."""
     from rich.table import Table
 
-    present = [column for column in columns if column[0] in metrics]
-    table = Table(title=folder.name)
-    table.add_column("cell")
-    for _, title, _ in present:
-        table.add_column(title, justify="right")
-    spelt = [
-        form.format(metrics[name]) if isinstance(form, str) else form(metrics[name])
-        for name, _, form in present
-    ]
-    table.add_row(config.cell, *spelt)
-    _add_certainty(table, present, metrics, folder)
-    console = Console()
-    console.print(table)
-    console.print(f"{folder}: config.yaml, steps.jsonl, metrics.json, run.png", soft_wrap=True)
-
-
-def _add_certainty(
-    table: Table, columns: list[Column], metrics: dict[str, Any], folder: Path
-) -> None:
-    """Under each mean over examples: its 95 % interval, and how many examples there are."""
-    outcomes = _outcomes(folder)
-    found = [interval(name, metrics[name], outcomes) for name, _, _ in columns]
-    if not any(found):
-        return
-    forms = [form if isinstance(form, str) else "{}" for _, _, form in columns]
-    pairs = list(zip(forms, found, strict=True))
-    table.add_row("95 % from", *(form.format(x.low) if x else "" for form, x in pairs))
-    table.add_row("to", *(form.format(x.high) if x else "" for form, x in pairs))
-    table.add_row("of n", *(f"{x.n:,}" if x else "" for x in found))
+    steps = metrics.get("run/steps")
+    about = f"cell {cell}" if steps is None else f"cell {cell}, {steps:,} steps"
+    table = Table("", "value", "95 % interval", "n", title=about, title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, title, form in (column for column in columns if column[0] in metrics):
+        spelt = form.format if isinstance(form, str) else form
+        found = interval(name, metrics[name], outcomes)
+        ends = f"{spelt(found.low)} to {spelt(found.high)}" if found else ""
+        table.add_row(title, spelt(metrics[name]), ends, f"{found.n:,}" if found else "")
+    return table
 
 
 def _outcomes(folder: Path) -> dict[str, Any]:

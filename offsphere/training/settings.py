@@ -227,10 +227,11 @@ def steps_of(settings: TrainSettings, population: int) -> int:
 
 IMAGE_COLUMNS = (  # of the table that closes a run on images
     ("test/knn", "kNN", "{:.1%}"),
-    ("test/probe", "probe", "{:.1%}"),
-    ("untrained/probe", "probe before", "{:.1%}"),
-    ("test/majority", "largest class", "{:.1%}"),
-    ("test/rankme_embedding", "rank", "{:.1f}"),
+    ("untrained/knn", "kNN before training", "{:.1%}"),
+    ("test/probe", "linear probe", "{:.1%}"),
+    ("untrained/probe", "probe before training", "{:.1%}"),
+    ("test/majority", "always the largest class", "{:.1%}"),
+    ("test/rankme_embedding", "rank of the embeddings", "{:.1f}"),
     ("train/norm_left_cv", "norm CV", "{:.3f}"),
     ("train/negative_variance", "negative variance", "{:.4f}"),
 )

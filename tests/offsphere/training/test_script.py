@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import re
+
 import numpy as np
 import pytest
 from rich.console import Console
 from rich.table import Table
 
+from crossmodal.settings import COLUMNS
 from offsphere.estimate import Estimate
 from offsphere.evaluation.intervals import wilson
 from offsphere.run.record import RunFolder
-from offsphere.training.script import _add_certainty, interval
+from offsphere.training.script import closing_table, interval
+from offsphere.training.settings import IMAGE_COLUMNS
 from offsphere.training.telemetry import measured, plot_run
+from text.settings import RETRIEVAL_COLUMNS, STS_COLUMNS
 
 
 def test_intervals_by_metric():
@@ -35,21 +41,43 @@ def test_intervals_by_metric():
         assert interval(other, 9.0, outcomes) is None
 
 
-def test_the_closing_table_has_intervals_and_n(tmp_path):
-    from safetensors.numpy import save_file
+def test_the_closing_table_has_steps_intervals_and_n():
+    columns = (
+        ("test/knn", "kNN", "{:.1%}"),
+        ("test/majority", "largest", "{:.1%}"),
+        ("test/no", "no", "{}"),
+    )
+    metrics = {"test/knn": 0.5, "test/majority": 0.1, "run/steps": 1000}
+    low, high = wilson(0.5, 1200, 0.95)
+    title, *rows = printed(closing_table("dot", metrics, columns, {"knn_correct": np.ones(1200)}))
+    assert title == ["cell dot, 1,000 steps"]
+    assert rows == [
+        ["", "value", "95 % interval", "n"],
+        ["kNN", "50.0%", f"{low:.1%} to {high:.1%}", "1,200"],
+        ["largest", "10.0%", "", ""],
+    ]
+    (*_, bare) = printed(closing_table("dot", {"test/knn": 0.5}, columns, {}))
+    assert bare == ["kNN", "50.0%", "", ""]
 
-    save_file({"knn_correct": np.ones(50)}, tmp_path / "examples.safetensors")
-    columns = [("test/knn", "kNN", "{:.1%}"), ("test/majority", "largest", "{:.1%}")]
-    table = Table("cell", "kNN", "largest")
-    _add_certainty(table, columns, {"test/knn": 0.5, "test/majority": 0.1}, tmp_path)  # type: ignore
-    console = Console(width=80, record=True)
+
+@pytest.mark.parametrize("columns", [IMAGE_COLUMNS, COLUMNS, RETRIEVAL_COLUMNS, STS_COLUMNS])
+def test_no_closing_table_is_cut_at_80_characters(columns):
+    metrics = {name: 0.5 for name, _, _ in columns}
+    means = [name.partition("/")[2] for name, _, form in columns if isinstance(form, str)]
+    outcomes = {f"{name}_correct": np.ones(12_000) for name in means}
+    _, _, *rows = printed(closing_table("learnable", metrics, columns, outcomes))
+    assert [row[0] for row in rows] == [title for _, title, _ in columns]
+    assert [row[1] for row in rows] == [
+        form.format(0.5) if isinstance(form, str) else form(0.5) for _, _, form in columns
+    ]
+
+
+def printed(table: Table) -> list[list[str]]:
+    """The cells of a table as a terminal of 80 characters shows it, its title first."""
+    console = Console(width=80, record=True, file=io.StringIO())
     console.print(table)
-    low, high = wilson(0.5, 50, 0.95)
-    cells = [line.split("│")[2].strip() for line in console.export_text().splitlines()[3:-1]]
-    assert cells == [f"{low:.1%}", f"{high:.1%}", "50"]
-    empty = Table("cell", "kNN", "largest")
-    _add_certainty(empty, columns, {"test/knn": 0.5, "test/majority": 0.1}, tmp_path / "no")  # type: ignore
-    assert empty.row_count == 0
+    lines = [x for x in console.export_text().splitlines() if not set(x) & set("┏┡└")]
+    return [[cell.strip() for cell in re.split("[│┃]", x.strip().strip("│┃"))] for x in lines]
 
 
 def test_accuracies_over_the_samples_seen():
