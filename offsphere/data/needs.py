@@ -94,7 +94,13 @@ def _lack(name: str, root: str | None) -> str | None:
 
 
 def _paths(kind: str, place: str) -> tuple[Path, ...]:
-    return shard_paths(place) if kind == "wds" else (existing(Path(place).expanduser()),)
+    if kind == "wds":
+        return shard_paths(place)
+    path = existing(Path(place).expanduser())
+    if path.is_dir() == (kind == "csv"):
+        found, wanted = ("folder", "file") if kind == "csv" else ("file", "folder")
+        raise ValueError(f"it is a {found}, expected a {wanted}.")
+    return (path,)
 
 
 def _files(name: str, root: str | None) -> Iterator[Path]:

@@ -135,7 +135,8 @@ def check_enough(name: str, count: int, skipped: Mapping[str, int]) -> None:
     if count < 2:
         left_out = f" after leaving out {sum(skipped.values())} bad ones" if skipped else ""
         raise ValueError(
-            f"{name} has {count} image(s) in this split{left_out}: at least 2 are needed."
+            f"{name} has {count} image(s) in this split{left_out}: at least 2 are needed. Data "
+            "without parts are split by name: about 70 % train, 10 % validation, 20 % test."
         )
 
 

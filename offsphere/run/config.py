@@ -76,7 +76,10 @@ def canonical_data(config: DataclassInstance) -> None:
 
 
 def _with_kind(data: str) -> str:
-    """A bare path that exists, as the data it plainly is; everything else as it was given."""
+    """A bare path that exists, as the data it plainly is; a folder without a slash at its end."""
+    kind, _, place = data.partition(":")
+    if kind in ("folder", "beir", "stsb", "captions") and place.strip("/"):
+        return f"{kind}:{place.rstrip('/')}"
     path = Path(data).expanduser()
     if not data.startswith(("/", ".", "~")) or not path.exists():
         return data
@@ -453,7 +456,8 @@ def _read(file: str | Path) -> str:
     try:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from None
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise ValueError(f"{file} cannot be read: {reason}") from None
 
 
 def _build(

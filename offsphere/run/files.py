@@ -65,7 +65,9 @@ def atomic_write(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def check_folder(out: str) -> None:
-    """Refuse an --out in which no folder can be made because a file is in its way."""
+    """Refuse an --out that is empty, or in which a file is in a new folder's way."""
+    if not out:
+        raise ValueError("--out is empty: expected a folder's name.")
     path = Path(out)
     if (file := next((x for x in (path, *path.parents) if x.is_file()), None)) is not None:
         raise ValueError(f"--out={out}: {file} is a file, expected a folder.")

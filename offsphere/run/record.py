@@ -167,6 +167,9 @@ def run_path(
     there that ends in the same hash is that run, whatever stands in between: an older edition or
     other defaults may have named it.
     """
+    for flag, given in (("--out", out), ("--study", study)):
+        if given == "":
+            raise ValueError(f"{flag} is empty: expected a folder's name.")
     if study is not None:
         return Path(out) / study / run_name(config)
     folder, short = Path(out) / script, run_name(config)

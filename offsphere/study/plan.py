@@ -237,7 +237,8 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot be read: {error}") from None
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise ValueError(f"cannot be read: {reason}") from None
     return _is_mapping("a study", safe_yaml.load(text, ""), STUDY_KEYS)
 
 

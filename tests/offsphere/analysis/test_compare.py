@@ -165,6 +165,8 @@ def test_a_table_that_is_not_there(tmp_path, capsys):
     (tmp_path / "taken").write_text("mine")
     said = refusal([f"{tmp_path}/x.csv", *flags, f"--out={tmp_path}/taken"], capsys)[1]
     assert "taken is a file, expected a folder." in said
+    said = refusal([f"{tmp_path}/x.csv", *flags, "--out="], capsys)[1]
+    assert "--out is empty: expected a folder's name." in said
     assert "holds no runs" in refusal([str(tmp_path), *flags], capsys)[1]
     assert refusal(flags, capsys)[0] == 2
     assert "required: --arm" in refusal([f"{tmp_path}/x.csv", "--metric=acc"], capsys)[1]

@@ -176,7 +176,7 @@ def test_a_bad_yaml_file_is_named(tmp_path, capsys, text, parts):
         (["--seed=x"], ["--seed", "'x'"]),
         (["64"], ["Unexpected '64'", "--name=value"]),
         (["--config"], ["--config needs a file"]),
-        (["--config=missing.yaml"], ["missing.yaml", "No such file"]),
+        (["--config=missing.yaml"], ["missing.yaml cannot be read: No such file or directory ("]),
         (["--batch-size=1"], ["batch_size must be at least 2, got 1: raise it."]),
     ],
 )
@@ -326,7 +326,8 @@ def test_a_bare_path_is_the_data_it_plainly_is(tmp_path, monkeypatch):
         return ImageSettings(data=text, eval_split="validation").data
 
     assert data(f"{tmp_path}/pictures/") == f"folder:{tmp_path}/pictures"
-    assert data("./pictures") == "folder:pictures"
+    assert data("./pictures") == data("folder:pictures/") == "folder:pictures"
+    assert data("folder:/") == "folder:/"
     assert data(f"{tmp_path}/shards") == f"wds:{tmp_path}/shards/*.tar"
     assert data(f"{tmp_path}/shards/a.tar") == f"wds:{tmp_path}/shards/a.tar"
     assert data(f"{tmp_path}/beir") == f"beir:{tmp_path}/beir"

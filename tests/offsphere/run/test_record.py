@@ -63,6 +63,13 @@ def test_lone_runs_tell_what_differs(tmp_path):
         assert run.path == tmp_path / "grid" / run_name(config)
 
 
+@pytest.mark.parametrize("name", ["out", "study"])
+def test_a_folder_needs_a_name(name):
+    given = {"out": "results", "study": "mine", name: ""}
+    with pytest.raises(ValueError, match=f"--{name} is empty: expected a folder's name"):
+        run_path(Config(), script="train_simclr", **given)
+
+
 def test_a_folder_that_ends_in_the_hash_is_the_run(tmp_path):
     config = Config(cell="dot", lr=0.5)
     old = tmp_path / "train_simclr" / run_name(config)  # as an older edition named it
