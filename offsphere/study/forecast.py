@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from offsphere.data.needs import lacking
 from offsphere.run.catalog import identity
@@ -20,6 +20,9 @@ from offsphere.study.display import duration
 from offsphere.study.made import finished_below, made_elsewhere, state_of
 from offsphere.study.plan import Run, Settings, Study, equipped, main_runs, pilot_runs
 from offsphere.study.tuning import choice_for, choices_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,8 @@ def dry_run(study: Study, scripts: Scripts, args: StudySettings) -> int:
         of_script = [run for run in tally.to_do if run.name == name]
         seconds, basis = cost(of_script, Path(args.out))
         if seconds is None:
-            print(f"{name}: {len(of_script)} to do; no finished run to estimate the time from.")
+            lack = "the finished ones are too short" if basis else "no finished run"
+            print(f"{name}: {len(of_script)} to do; {lack} to estimate the time from.")
         else:
             print(
                 f"{name}: {len(of_script)} to do, about {duration(seconds / workers)} with "
@@ -142,15 +146,22 @@ def dry_run(study: Study, scripts: Scripts, args: StudySettings) -> int:
 def cost(runs: Sequence[Run], out: Path) -> tuple[float | None, int]:
     """Seconds of work for runs of one script, and the number of finished runs to go by."""
     finished = list(finished_below(out, runs[0].name))
-    if not finished:
-        return None, 0
-    return sum(_seconds(run, finished) for run in runs), len(finished)
+    seconds = [seconds_of(run.config, finished) for run in runs]
+    known = [x for x in seconds if x is not None]
+    return sum(known) if len(known) == len(runs) else None, len(finished)
 
 
-def _seconds(run: Run, finished: Sequence[dict[str, Any]]) -> float:
+def seconds_of(config: DataclassInstance, finished: Sequence[dict[str, Any]]) -> float | None:
     """By the finished runs whose settings are the most alike: their median time per sample seen
-    where both sides state samples, else their median time."""
-    own = {name: value for name, value in settings(run.config).items() if name != "seed"}
+    where both sides state samples, else their median time.
+
+    None without any that saw a tenth of the samples: in shorter ones measuring takes the time.
+    """
+    own = {name: value for name, value in settings(config).items() if name != "seed"}
+    least = (own.get("samples") or 0) / 10
+    finished = [row for row in finished if row.get("run/samples", least) >= least]
+    if not finished:
+        return None
     alike = [
         sum(_identity(row.get(name)) == value for name, value in own.items()) for row in finished
     ]

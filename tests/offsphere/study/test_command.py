@@ -17,6 +17,8 @@ from safetensors.numpy import save_file
 from offsphere.analysis.tables import curves_table, examples_table, read_runs
 from offsphere.run.record import RunFolder
 from offsphere.study.command import study_command
+from offsphere.study.forecast import seconds_of
+from vision.train_simclr import Config as SimClr
 
 SMALL = "script: toy\nseeds: [0, 1]\ngrid: {cell: [cosine, dot]}\nmetric: test/score\n"
 
@@ -292,6 +294,16 @@ def test_a_dry_run_prints_commands_and_a_time_but_starts_nothing(study):
     output = study(more, "--dry-run", "--workers=2")[1]
     assert "example: 6 runs; 4 finished, 0 failed, 2 to do." in output
     assert "toy: 2 to do, about 6 min with 2 at a time (from 4 finished runs)." in output
+
+
+def test_runs_that_are_too_short_tell_no_time():
+    config = SimClr(samples=40_000)
+    short = {"run/samples": 64, "run/seconds": 40.0}
+    long = {"run/samples": 4_000, "run/seconds": 60.0}
+    assert seconds_of(config, []) is None
+    assert seconds_of(config, [short]) is None
+    assert seconds_of(config, [short, long]) == 600.0
+    assert seconds_of(SimClr(), [short]) == 40.0  # nothing is said of its length
 
 
 def test_a_faulty_file_starts_nothing(study):
