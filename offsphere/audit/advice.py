@@ -208,8 +208,9 @@ def _about_magnitude(found: Evidence) -> Statement:
     if difference.n < RULES.least_examples:
         return Statement(
             "inconclusive",
-            f"{difference.n} {words.examples} are too few to choose between cosine and dot (dot "
-            f"minus cosine: {evidence}).",
+            f"{difference.n} {words.examples} are too few to choose between cosine and dot: below "
+            f"{RULES.least_examples} an interval over them says little (dot minus cosine: "
+            f"{evidence}).",
         )
     # If nothing changed for n examples, 3 / n is the largest share of all that may change (95 %).
     if max(-difference.low, difference.high, 3 / difference.n) <= margin:

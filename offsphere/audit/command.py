@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from offsphere.run.command import one_line_errors
 from offsphere.run.config import as_written, parse
 from offsphere.run.help import CONFIG_HELP, entries, grouped
-from offsphere.run.progress import speaking
+from offsphere.run.progress import say, speaking
 
 NAME = "offsphere audit"
 TITLES = {
@@ -52,7 +52,9 @@ def main(argv: Sequence[str] | None, doors: Mapping[str, str]) -> None:
             print(f"{NAME}: error: Give one of {flags}, got {got} (see --help).", file=sys.stderr)
             raise SystemExit(2)
         door = importlib.import_module(modules.pop())
-        door.run(parse(door.Config, words, description=__doc__, name=NAME))
+        config = parse(door.Config, words, description=__doc__, name=NAME)
+        say("Loading torch and the data ...")
+        door.run(config)
 
 
 def _given(words: Sequence[str]) -> set[str]:

@@ -155,5 +155,6 @@ def test_the_rules_of_magnitude(estimate, images, verdict):
     words = Direction("set", "image to text", "image", "right")
     found = recommend(table_with(estimate, images), words, "cosine")
     assert [x.verdict for x in found.statements] == [verdict, "inconclusive", "inconclusive"]
+    assert ("below 100 an interval" in found.statements[0].text) == (images < 100)
     constant = recommend(table_with(estimate, images, cv=0.0005), words, "cosine")
     assert constant.statements[0].verdict == "already normalised"
