@@ -76,6 +76,7 @@ def _told(task: str, line: Verdict) -> Told:
     elif found.high < 0:
         word, style, sign = "costs", "fails", "✕"
     size = f"{number(value.value, decimals, signed=True)}{unit}"
-    rest = [f"{interval(value, decimals, signed=True)} {metric.text}", found.count]
+    of_what = f"of cosine's {metric.text}" if claim.transform == "log" else metric.text
+    rest = [f"{interval(value, decimals, signed=True)} {of_what}", found.count]
     rest.append(steps_text(line.steps))
     return Told(task, claim.id, word, style, sign, size, ", ".join(filter(None, rest)))

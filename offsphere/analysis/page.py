@@ -144,11 +144,13 @@ def _places(studies: Sequence[Study]) -> dict[str, str]:
 
 
 def _facts(studies: Sequence[Study], date: str, *, own: bool) -> dict[str, str]:
-    runs, finished = (sum(getattr(s, key) for s in studies) for key in ("runs", "finished"))
+    runs, finished, hours = (
+        sum(getattr(s, key) for s in studies) for key in ("runs", "finished", "hours")
+    )
     return {
         **({} if own else {"Studies": f"{len(studies)}"}),
         "Runs finished": f"{finished} of {runs}",
-        "Training time": f"{sum(study.hours for study in studies):.1f} h",
+        "Training time": f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min",
         "Written": date,
     }
 

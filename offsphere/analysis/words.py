@@ -58,8 +58,10 @@ def words_of(metric: str) -> Words:
 
 
 def plain(text: str) -> str:
-    """A name, or names with their values, without the underscores of programs."""
-    return text.replace("_", " ")
+    """A name, or names with their values, without the underscores of programs; data such as
+    folder:my_images keep theirs."""
+    words = text.split(" ")
+    return " ".join(word if ":" in word[:-1] else word.replace("_", " ") for word in words)
 
 
 def spoken(metric: Metric) -> Metric:

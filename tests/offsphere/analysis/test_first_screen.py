@@ -78,7 +78,7 @@ def test_rows_have_words_per_cent_and_what_they_rest_on(lines, tmp_path):
     ]
     assert halves.size == "−50 %"
     low, high = (f"−{abs(end):.0f}" for end in ends)
-    assert halves.rest == f"[{low}, {high}] nDCG@10, 3 seeds, 1,000 steps"
+    assert halves.rest == f"[{low}, {high}] of cosine's nDCG@10, 3 seeds, 1,000 steps"
     assert points.size == "+2.00 points"
     assert points.rest == "[+1.75, +2.25] linear probe accuracy, 3 seeds, 1,000 steps"
 

@@ -7,16 +7,18 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
 from offsphere.analysis.answer import answers, sentence
 from offsphere.analysis.digest import read_study
+from offsphere.analysis.page import _facts
 from offsphere.analysis.paper_tables import as_latex, paper_table
 from offsphere.analysis.report import main, write_report
 from offsphere.analysis.tables import write_runs
-from offsphere.analysis.words import mean_and_interval, spoken, words_of
+from offsphere.analysis.words import mean_and_interval, plain, spoken, words_of
 from offsphere.estimate import Estimate
 from offsphere.run import progress
 
@@ -34,6 +36,17 @@ def study(folder: Path, gains: dict[str, list[float]]) -> Path:
     folder.mkdir(parents=True)
     write_runs(pd.DataFrame(rows), folder / "runs.csv")
     return folder
+
+
+def test_data_keep_their_underscores():
+    given = "batch_size 16, data folder:my_images, limit none"
+    assert plain(given) == "batch size 16, data folder:my_images, limit none"
+
+
+@pytest.mark.parametrize(("hours", "text"), [(0.2, "12 min"), (1.25, "1.2 h")])
+def test_the_time_of_a_short_study_is_told_in_minutes(hours, text):
+    facts = _facts([SimpleNamespace(runs=2, finished=1, hours=hours)], DATE, own=True)  # type: ignore
+    assert facts == {"Runs finished": "1 of 2", "Training time": text, "Written": DATE}
 
 
 def bytes_below(folder: Path) -> dict[str, bytes]:
