@@ -16,6 +16,7 @@ from offsphere.run.config import added, canonical_data, data_name, where
 from offsphere.run.help import Groups
 
 DEFAULT_SAMPLES = 120_000
+LARGEST_SEED = 2**63 - 1  # a larger one is no whole number to a table
 WIDEST, LARGEST_IMAGE, LONGEST_RUN, MOST_THREADS = 65_536, 8_192, 10**12, 1_024
 """No layer is wider, no picture larger, no run of more steps and no process of more threads: what
 is above is a slip of the pen, and is refused before it fills the memory."""
@@ -152,6 +153,7 @@ class TrainSettings:
             check_setting(self, name, "at least 0", 0 <= getattr(self, name) < math.inf)
         for name in ("eval_every", "workers", "seed"):
             check_setting(self, name, "at least 0", getattr(self, name) >= 0)
+        check_setting(self, "seed", f"at most {LARGEST_SEED:,}", self.seed <= LARGEST_SEED)
         for name in ("samples", "epochs"):
             value = getattr(self, name)
             check_setting(self, name, "above 0", value is None or 0 < value < math.inf)

@@ -67,6 +67,7 @@ def picture_folder(path: Path, classes: int, images: int) -> Path:
         ("train_simclr", ["--cell=nan,1"], "two finite exponents for a cell, as in 0.3,0.7, got"),
         ("train_simclr", ["--eval-cell=1,inf"], "two finite exponents for a cell.*got '1,inf'"),
         ("train_simclr", ["--eval-cell=learnable"], "--eval-cell=learnable has no exponents; give"),
+        ("train_simclr", ["--seed=9223372036854775808"], "--seed must be at most 9,223,372"),
         ("train_simclr", ["--knn-k=0"], "--knn-k must be at least 1, got 0"),
         ("train_simclr", ["--projector-dim=0"], "--projector-dim must be at least 1, got 0"),
         ("train_simclr", ["--projector-layers=0"], "--projector-layers must be at least 1, got 0"),
@@ -118,6 +119,8 @@ def test_the_edges_of_what_can_be():
     [
         ("train_simclr", ["--data=emojis"], "Unknown data set 'emojis'.*Did you mean 'emoji'"),
         ("train_simclr", ["--data=folder:/nowhere/at/all"], "/nowhere/at/all"),
+        ("train_simclr", [f"--data=folder:{__file__}"], "read: it is a file, expected a folder"),
+        ("train_simclr", ["--data=csv:/"], "csv:/ cannot be read: it is a folder, expected a file"),
         ("train_simclr", ["--data=cifar10", "--root=/nowhere"], "put cifar-10-batches-py/.*--down"),
         ("train_simclr", ["--batch-size=300"], r"--batch-size=300 is larger.*\(256 samples\)"),
         ("train_simclr", ["--samples=8"], "budget ends before the first step of 32 samples"),
@@ -142,7 +145,7 @@ def test_settings_that_the_data_or_the_machine_refuse(scripts, name, flags, said
 def test_data_that_is_too_little(scripts, tmp_path: Path):
     few = picture_folder(tmp_path / "few", classes=2, images=4)
     line = refusal(scripts, "train_simclr", f"--data=folder:{few}", out=tmp_path / "out")
-    assert "has 0 image(s) in this split: at least 2 are needed" in line
+    assert "has 0 image(s) in this split: at least 2 are needed. Data without parts are" in line
     some = picture_folder(tmp_path / "some", classes=2, images=30)
     flags = [f"--data=folder:{some}", "--batch-size=64"]
     line = refusal(scripts, "train_simclr", *flags, out=tmp_path / "out")
