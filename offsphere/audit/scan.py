@@ -28,8 +28,9 @@ SCORES_AT_ONCE = 2**22
 QUERIES_AT_ONCE = 2048
 GROUP = 64
 """Columns of a tile whose largest score is looked at first."""
-NUMBERS_AGAIN = 2**22
-"""Of the vectors that are scored again at a time (32 MB for either side)."""
+NUMBERS_AGAIN = 2**18
+"""Of the vectors that are scored again at a time: 2 MB for either side, so that the cache holds
+them and no fresh memory is asked for (2**22 took three times as long)."""
 SPARE = 28
 """Kept beyond the wanted ones: as many may lie within rounding of the last of them."""
 ROUNDING = 8.0
@@ -68,8 +69,10 @@ def scan(
 def _parts(blocks: Blocks, width: int) -> Iterable[tuple[int, Tensor]]:
     """(first row, raw rows) of at most so many rows."""
     for start, block in blocks:
-        for first in range(0, len(block), width):
-            yield start + first, block[first : first + width]
+        pieces = -(-len(block) // width)
+        rows = -(-len(block) // pieces // GROUP) * GROUP
+        for first in range(0, len(block), rows):
+            yield start + first, block[first : first + rows]
 
 
 class _Best:
@@ -97,19 +100,18 @@ class _Best:
     def offer(self, start: int, block: Float[Tensor, "b d"], norms: Float[Tensor, " b"]) -> None:
         """Take in those rows of a block that may belong among the best."""
         rows = len(block)
-        padding = -rows % GROUP
-        shape = (len(self.units), rows + padding)
+        shape = (len(self.units), rows + -rows % GROUP)
         if self.buffers.shape[1:] != shape:  # written again and again: new memory costs more
             self.buffers = torch.empty(2, *shape)
         products, scaled = self.buffers
-        if padding:
-            block = torch.cat([block, block.new_zeros(padding, block.shape[1])])
-            norms = torch.cat([norms, norms.new_ones(padding)])
-        torch.mm(self.units, block.float().T, out=products)
-        products[:, rows:] = -torch.inf
+        torch.mm(self.units, block.float().T, out=products[:, :rows])
+        self.buffers[:, :, rows:] = -torch.inf
         for g, best in self.scores.items():
-            scores = torch.mul(products, norms.pow(-g), out=scaled) if g else products
-            self.longest[g] = max(self.longest[g], norms[:rows].pow(1 - g).max().item())
+            scores = products
+            if g:
+                scores = scaled
+                torch.mul(products[:, :rows], norms.pow(-g), out=scaled[:, :rows])
+            self.longest[g] = max(self.longest[g], norms.pow(1 - g).max().item())
             if best.shape[1] < self.depth:  # the first rows of all
                 last = scores.topk(min(self.depth, rows), dim=1).values[:, -1]
             else:

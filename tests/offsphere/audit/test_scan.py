@@ -22,7 +22,14 @@ def blocks(rows: int, x: torch.Tensor):
 
 @pytest.mark.parametrize(
     ("queries", "documents", "width", "rows"),
-    [(7, 30, 4, 11), (300, 5000, 64, 777), (50, 130, 8, 60), (2100, 900, 16, 900), (3, 1, 5, 4)],
+    [
+        (7, 30, 4, 11),
+        (300, 5000, 64, 777),
+        (50, 130, 8, 60),
+        (2100, 900, 16, 900),
+        (3, 1, 5, 4),
+        (9, 124, 8, 63),
+    ],
 )
 def test_lists_are_those_of_float64(queries, documents, width, rows):
     q, d = sides(queries, documents, width)
