@@ -166,19 +166,24 @@ def _read(settings: Settings) -> tuple[pd.DataFrame, Examples]:
         for flag, name in (("arm", settings.arm), ("metric", settings.metric))
     }
     pair = [find_column(table, name, "--pair") for name in settings.pair]
+    block = [find_column(table, name, "--block") for name in (settings.block,) if name is not None]
+    roles = [*columns.values(), *pair, *block]
+    if doubled := [name for name in roles if roles.count(name) > 1]:
+        raise ValueError(
+            f"{doubled[0]!r} is named twice: --arm, --metric, --pair and --block need columns of "
+            "their own."
+        )
     try:
         rows = matching(_where(table, settings.where), table)
     except Unmatched as reason:
         raise ValueError(f"{path}: {reason}.") from None
     if study is None:
         check_finished(rows)
-    levels = [*pair, columns["arm"]]
-    if settings.block is not None:
-        levels.append(find_column(table, settings.block, "--block"))
+    levels = [*pair, columns["arm"], *block]
     for name in levels:
         empty = rows.loc[[str(cell) == "" for cell in rows[name]]]
         if len(empty):
-            raise ValueError(f"{path}: {rows_named(empty)} has no {name}.")
+            raise ValueError(f"{path}: {rows_named(empty)} without {name}.")
     named = {name: [_level(cell) for cell in rows[name]] for name in levels}
     names = rows["run"] if study else [str(number) for number in rows.index]
     metric = columns["metric"] if study else "metric"

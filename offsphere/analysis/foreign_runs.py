@@ -31,6 +31,8 @@ STATES = ("state", "status")
 FINISHED = ("finished", "")
 WHOLE_DIGITS = 40
 """A longer whole number is a name, such as a hash."""
+LARGEST = 1e100
+"""Squares of larger numbers overflow."""
 MISSING = ("", "nan", "none", "null", "na", "n/a")
 
 
@@ -50,9 +52,7 @@ def read_runs(path: str | Path) -> pd.DataFrame:
         if form == ".parquet":
             rows = pd.read_parquet(path).to_dict("records")
         elif form in (".csv", ".tsv"):
-            sep = "\t" if form == ".tsv" else ","
-            found = pd.read_csv(io.StringIO(text), sep=sep, dtype=str, keep_default_na=False)
-            rows = found.to_dict("records")
+            rows = _csv_rows(text, "\t" if form == ".tsv" else ",")
         else:
             rows = _json_rows(text, lines=form == ".jsonl")
     except (ValueError, OSError, RecursionError) as error:
@@ -97,8 +97,9 @@ def to_number(cell: Any, place: str) -> float:
         value = float(cell)
     except ValueError:
         raise ValueError(f"{place} must be a number, got {short(cell)}.") from None
-    if math.isinf(value):
-        raise ValueError(f"{place} is infinite: leave the cell of a diverged run empty.")
+    if abs(value) > LARGEST:
+        size = "infinite" if math.isinf(value) else f"{value:g}"
+        raise ValueError(f"{place} is {size}: leave the cell of a diverged run empty.")
     return value
 
 
@@ -111,6 +112,21 @@ def spelt(value: Any) -> str:
         return str(int(text)) if len(text) < WHOLE_DIGITS else text
     number = float(text)
     return str(int(number)) if number.is_integer() and abs(number) < 2**53 else repr(number)
+
+
+def _csv_rows(text: str, sep: str) -> list[dict[Any, Any]]:
+    """The rows below the header, which is read as a row: pandas would rename and shift columns."""
+    import pandas as pd
+
+    cells = pd.read_csv(
+        io.StringIO(text), sep=sep, dtype=str, header=None, index_col=False, keep_default_na=False
+    )
+    cells.columns = cells.iloc[0]
+    cells = cells.loc[:, cells.columns != ""]  # the numbers that pandas puts before its rows
+    twice = cells.columns[cells.columns.duplicated()]
+    if len(twice):
+        raise ValueError(f"the header has {twice[0]!r} more than once: rename one.")
+    return cells.iloc[1:].to_dict("records")
 
 
 def _json_rows(text: str, *, lines: bool) -> list[Any]:

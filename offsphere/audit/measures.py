@@ -19,6 +19,7 @@ from offsphere.audit.search import LEAST_EXAMPLES, Direction, Search
 from offsphere.audit.table import HALF, Problem, Table
 from offsphere.estimate import Estimate
 from offsphere.evaluation import geometry
+from offsphere.evaluation.checks import check_lengths
 from offsphere.evaluation.confidence import auroc
 from offsphere.evaluation.intervals import clustered_mean, draws, percentiles, share
 from offsphere.evaluation.relevance import norm_leverage
@@ -84,6 +85,7 @@ def measure_sides(
     for name, side in sides.items():
         x = side.vectors.double()
         norms = x.norm(dim=1) if side.norms is None else side.norms
+        check_lengths(name, norms)
         shape = geometry.isotropy(x) | geometry.anisotropy(x)
         measured = {
             f"norm_{name}_{k}": v for k, v in geometry.norm_statistics(norms[:, None]).items()

@@ -8,13 +8,13 @@ into memory.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offsphere.audit.settings import AuditSettings
-from offsphere.data.bad import first_few
+from offsphere.data.bad import check_unique, first_few
 
 if TYPE_CHECKING:
     from offsphere.audit.report import Data, Report
@@ -87,18 +87,25 @@ def _search(name: str, queries: Vectors, documents: Vectors, file: Path) -> Data
     from offsphere.audit.report import Data
     from offsphere.audit.search import Direction, Search
 
-    pairs = list(_judgements(file))
-    asked = _rows(file, "query", queries, [query for query, _, _ in pairs])
-    wanted = _rows(file, "document", documents, [document for _, document, _ in pairs])
-    right = [(asked[q], wanted[d], grade) for q, d, grade in pairs if grade > 0]
+    judged = _judgements(file)
+    asked = _rows(file, "query", queries, [query for query, _ in judged])
+    wanted = _rows(file, "document", documents, [document for _, document in judged])
+    right = [(asked[q], wanted[d], grade) for (q, d), grade in judged.items() if grade > 0]
     if not right:
         raise ValueError(f"{file} holds no judgement above 0: expected right documents.")
     rows = sorted({q for q, _, _ in right})
     number = {row: k for k, row in enumerate(rows)}
     words = Direction(name, "query to document", "query", "right", graded=True, examples="queries")
+    asking = queries.whole()[rows]
+    empty = (~asking.any(axis=1)).nonzero()[0].tolist()
+    if empty:
+        raise ValueError(
+            f"{queries.source}: {len(empty):,} queries are all zeros and have no direction "
+            f"({first_few([queries.ids[rows[k]] for k in empty])}): leave them out."
+        )
     search = Search(
         words,
-        torch.from_numpy(queries.whole()[rows]),
+        torch.from_numpy(asking),
         documents,  # pyright: ignore[reportArgumentType]
         torch.tensor([number[q] for q, _, _ in right]),
         torch.tensor([d for _, d, _ in right]),
@@ -124,6 +131,11 @@ def _labelled(name: str, vectors: Vectors, file: Path) -> Data:
         raise ValueError(
             f"{file}: all {len(labels):,} vectors are of the class {labels[0]!r}: expected two "
             "classes or more."
+        )
+    if len(set(labels)) == len(labels):
+        raise ValueError(
+            f"{file}: each of {len(labels):,} vectors has a class of its own: expected classes of "
+            "two vectors or more."
         )
     x = torch.from_numpy(vectors.whole())
     part = Labelled(labelled_words(name), x, numbered(labels))
@@ -152,11 +164,12 @@ def _scored(name: str, left: Vectors, right: Vectors, file: Path) -> Data:
     return Data(f"{len(scores):,} scored pairs.", named, [part])
 
 
-def _judgements(file: Path) -> Iterator[tuple[str, str, int]]:
-    """(query id, document id, grade) of each line; a first line that is no judgement is a header.
+def _judgements(file: Path) -> dict[tuple[str, str], int]:
+    """The grade by query id and document id; a first line that is no judgement is a header.
 
     Two columns are right pairs; of TREC's four the second means nothing.
     """
+    found: dict[tuple[str, str], int] = {}
     for number, line in enumerate(_lines(file), 1):
         cells = line.split("\t") if "\t" in line else line.split()
         cells = [cell.strip() for cell in cells]
@@ -165,12 +178,18 @@ def _judgements(file: Path) -> Iterator[tuple[str, str, int]]:
         grade = cells[2] if len(cells) == 3 else "1"
         if len(cells) in (2, 3) and re.fullmatch(r"-?\d+", grade):
             if not (number == 1 and len(cells) == 2 and "id" in line.lower()):
-                yield cells[0], cells[1], int(grade)
+                pair = cells[0], cells[1]
+                if found.setdefault(pair, int(grade)) != int(grade):
+                    raise ValueError(
+                        f"{file}, line {number}: query {pair[0]} and document {pair[1]} have the "
+                        f"grade {found[pair]} above and {grade} here."
+                    )
         elif number > 1 or len(cells) not in (2, 3):
             raise ValueError(
-                f"{file}, line {number}: expected query id, document id and a whole grade, got "
-                f"{line[:80]!r}."
+                f"{file}, line {number}: expected query id, document id and a whole grade with "
+                f"tabs or spaces between, got {line[:80]!r}."
             )
+    return found
 
 
 def _rows(file: Path, what: str, vectors: Vectors, wanted: Sequence[str]) -> dict[str, int]:
@@ -202,6 +221,7 @@ def _by_row(file: Path, vectors: Vectors, what: str) -> list[str]:
     if bad is not None:
         raise ValueError(f"{file}, line {bad}: expected an id, a tab and a {what}.")
     said = {row[0]: row[1] for row in cells}
+    check_unique(f"{file}", [row[0] for row in cells])
     without = [name for name in vectors.ids if name not in said]
     if without:
         raise ValueError(

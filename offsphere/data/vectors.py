@@ -186,7 +186,8 @@ def _safetensors(path: Path, name: str | None) -> Vectors:
 
     try:
         with safe_open(path, framework="pt") as file:
-            shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+            slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+            shapes = {k: tuple(x.get_shape()) for k, x in slices.items() if x.get_dtype() != "BOOL"}
     except SafetensorError as error:
         raise ValueError(f"{path} is cut or damaged ({_line(error)}).") from None
     key = _chosen(path, "tensor", name, [k for k, shape in shapes.items() if len(shape) == 2])
@@ -231,7 +232,9 @@ def _parquet(path: Path, name: str | None) -> Vectors:
                 values = found.flatten()
                 other = np.flatnonzero(~(lengths == width))  # NaN for a row that is missing
                 if len(other):
-                    raise ValueError(_mixed(source, width, lengths[other[0]], start + other[0]))
+                    row = start + int(other[0])
+                    found = "nothing" if np.isnan(lengths[other[0]]) else int(lengths[other[0]])
+                    raise ValueError(_mixed(source, width, found, f"row {row:,}"))
                 if values.null_count:
                     raise ValueError(f"{source} has vectors with missing numbers: mend the table.")
                 yield values.to_numpy(zero_copy_only=False).reshape(-1, width)
@@ -242,7 +245,7 @@ def _parquet(path: Path, name: str | None) -> Vectors:
         if named is None:
             return None
         found = parquet.read_table(path, columns=[named], memory_map=True).column(0).to_pylist()
-        return [_id(source, row, x) for row, x in enumerate(found)]
+        return [_id(source, f"row {row:,}", x) for row, x in enumerate(found)]
 
     return Vectors(source, rows, width, blocks, ids)
 

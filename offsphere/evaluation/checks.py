@@ -8,6 +8,9 @@ import math
 import torch
 from torch import Tensor
 
+SHORTEST, LONGEST = 1e-9, 1e15
+"""What the longest vector of a side may measure."""
+
 
 def checked_side(x: Tensor, name: str) -> Tensor:
     """Raw embeddings in float64 where there is such; an error if they are no finite matrix."""
@@ -59,6 +62,17 @@ def check_finite(name: str, x: Tensor) -> None:
         raise ValueError(
             f"{len(bad)} of {len(x)} {name} are not finite (first: row {int(bad[0])}): the encoder "
             "diverged or its input was bad; fix that first."
+        )
+
+
+def check_lengths(name: str, norms: Tensor) -> None:
+    """Refuse vectors whose lengths or their squares float32 cannot hold: scores would be wrong."""
+    longest = norms.max().item()
+    if not SHORTEST <= longest <= LONGEST:
+        raise ValueError(
+            f"The longest of {len(norms):,} {name} vectors has the length {longest:.3g}: expected "
+            f"one between {SHORTEST:g} and {LONGEST:g}, which float32 can score. Multiply all "
+            "vectors of this side by one number."
         )
 
 

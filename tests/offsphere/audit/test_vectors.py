@@ -158,6 +158,8 @@ def change(folder: Path, name: str, content: object) -> None:
 
 
 NAN = np.full((120, 12), np.nan, np.float32)
+ZERO = np.arange(120)[:, None] - np.full((120, 12), 7.0)
+HUGE = np.full((300, 12), 1e20, np.float32)
 MISTAKES = {
     "mixed widths": ("queries.npy", np.ones((120, 11), np.float32), "have 11 columns and the doc"),
     "nan": ("queries.npy", NAN, "120 vectors have numbers that are not finite"),
@@ -170,6 +172,11 @@ MISTAKES = {
     "no judgement": ("qrels.tsv", "q0\td0\t0\n", "holds no judgement above 0"),
     "a grade in words": ("qrels.tsv", "a\tb\tc\nq0\td0\tgood\n", "line 2: expected query id"),
     "one query": ("qrels.tsv", "q0\td0\t1\n", "has 1 queries: at least 4 are needed"),
+    "two grades": ("qrels.tsv", "q0\td0\t1\nq0\td0\t2\n", "line 2: query q0 and document d0 have"),
+    "commas": ("qrels.tsv", "q0,d0,1\n", "with tabs or spaces between"),
+    "zero query": ("queries.npy", ZERO, "1 queries are all zeros and have no direction ('q7')"),
+    "overflow": ("documents.npy", HUGE, "vectors has the length 3.46e+20: expected one between"),
+    "nothing but zeros": ("documents.npy", 0 * HUGE, "vectors has the length 0: expected one"),
     "empty": ("qrels.tsv", "\n", "is empty"),
     "no utf-8": ("qrels.tsv", "q\udcff", "is not UTF-8"),
 }
@@ -217,6 +224,8 @@ def test_bad_flags_end_in_one_line(tmp_path, capsys, flags, words):
         ("a\n" * 119, "has 119 lines and"),
         ("a\n" * 120, "all 120 vectors are of the class 'a'"),
         ("q0\ta\nq1\tb\n", "no label for 118 of 120 vectors"),
+        ("q0\ta\nq0\tb\n", "1 ids come more than once ('q0')"),
+        ("\n".join(map(str, range(120))), "each of 120 vectors has a class of its own"),
         ("q0\ta\tb\n" * 120, "line 1: expected an id, a tab and a label"),
     ],
 )

@@ -146,11 +146,14 @@ def test_what_is_wrong_inside_is_found_while_reading(tmp_path):
         "mixed.jsonl": "one width, got 2 first and then 3 .line 2",
         "later.jsonl": "line 2: expected vector as a list of numbers",
         "mixed.parquet": "one width, got 2 first and then 1",
-        "gone.parquet": "one width, got 2 first and then nan",
+        "gone.parquet": "one width, got 2 first and then nothing .row 1",
         "hole.parquet": "missing numbers",
     }.items():
         with pytest.raises(ValueError, match=said):
             open_vectors(tmp_path / name).whole()
+    save_file({"v": torch.ones(3, 2, dtype=torch.bool)}, tmp_path / "truths.safetensors")
+    with pytest.raises(ValueError, match="expected one tensor of vectors, got none"):
+        open_vectors(tmp_path / "truths.safetensors")
     np.save(tmp_path / "x.npy", MATRIX)
     for text, said in (
         ("a\n" * 23, "22 ids come more than once"),
