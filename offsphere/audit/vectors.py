@@ -97,11 +97,11 @@ def _search(name: str, queries: Vectors, documents: Vectors, file: Path) -> Data
     number = {row: k for k, row in enumerate(rows)}
     words = Direction(name, "query to document", "query", "right", graded=True, examples="queries")
     asking = queries.whole()[rows]
-    empty = (~asking.any(axis=1)).nonzero()[0].tolist()
+    empty = [row for row, x in zip(rows, asking, strict=True) if not x.any()]
     if empty:
         raise ValueError(
             f"{queries.source}: {len(empty):,} queries are all zeros and have no direction "
-            f"({first_few([queries.ids[rows[k]] for k in empty])}): leave them out."
+            f"({first_few([queries.ids[row] for row in empty])}): leave them out."
         )
     search = Search(
         words,
