@@ -262,6 +262,11 @@ def about_relevance(found: Evidence) -> Statement | None:
         few = min(right, idle) < RULES.least_of_a_kind
         told = ("What answers is {} than chance would have it", "longer", "shorter")
         alike = "What answers is about as long as the rest"
+        if ranked and found.number(f"{words.metric}_permuted_p", "dot") <= level:
+            assert kept is not None
+            assert permuted is not None
+            better = "better" if kept.value > permuted.value else "worse"
+            alike += f", though dot ranks {better} with these norms than with them permuted"
     elif ranked and kept is not None and permuted is not None:
         evidence, ranked = ranked, ""
         p, sign = found.number(f"{words.metric}_permuted_p", "dot"), kept.value - permuted.value
@@ -333,11 +338,13 @@ def _about_storage(found: Evidence) -> Statement | None:
         if found.order == cell or own is None:
             own = int8
     assert own is not None
-    verdict: Verdict = "int8 costs" if own.high < 0 else "inconclusive"
+    evidence = f"Stored smaller, {found.words.metric} by {'; by '.join(told)}."
     if own.low > -RULES.margin:
-        verdict = "int8 is safe"
-    evidence = f"{'; '.join(told)} of {found.words.metric}."
-    return Statement(verdict, f"Storing the vectors smaller changes, by {evidence}")
+        return Statement("int8 is safe", evidence)
+    if own.high < 0:
+        return Statement("int8 costs", evidence)
+    least = f"{100 * RULES.margin:g} point"
+    return Statement("inconclusive", f"Whether int8 costs {least} is open. {evidence}")
 
 
 def _about_texts(found: Evidence) -> Statement | None:

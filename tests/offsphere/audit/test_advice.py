@@ -87,6 +87,41 @@ def test_norms_that_find_the_answers_carry_relevance_and_reorder():
     assert said["remedies"].text.startswith("Dot gains the most over cosine by itself")
 
 
+@pytest.mark.parametrize(("p", "said"), [(0.001, True), (0.2, False)])
+def test_norms_that_only_the_ranking_knows_are_spoken_of(p, said):
+    """Right documents are as long as others, and yet dot gains by these norms."""
+    table = table_with((0.02, 0.001, 0.04), 1000)
+    place = ("set", "image to text")
+    numbers = {"cohens_d": Estimate(0.05, -0.1, 0.2, 1000), "cohens_d_p": Estimate(0.6)}
+    numbers["cohens_d_permuted"] = Estimate(0, -0.2, 0.2, 999)
+    numbers |= {"candidates_right": Estimate(300), "candidates_idle": Estimate(700)}
+    for name, value in numbers.items():
+        table.add(*place, "", name, value)
+    table.add(*place, "dot", "r1_permuted", Estimate(0.1, 0.05, 0.15, 99))
+    table.add(*place, "dot", "r1_permuted_p", Estimate(p))
+    found = recommend(table, Direction("set", "image to text", "image", "right"), "cosine")
+    (statement,) = (x for x in found.statements if x.about == "relevance")
+    assert statement.verdict == "norms say little of relevance"
+    assert ("though dot ranks better with these norms than with them" in statement.text) == said
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [((0, -0.02, 0.02), "inconclusive"), ((0, -0.009, 0.02), "int8 is safe")],
+)
+def test_storage_that_is_open_says_what_is_open(change, verdict):
+    table = table_with((0.02, 0.001, 0.04), 1000)
+    for cell in ("cosine", "dot"):
+        for kind in ("int8", "binary"):
+            estimate = Estimate(*change, 1000)
+            table.add("set", "image to text", cell, f"r1_{kind}_minus_full", estimate)
+    found = recommend(table, Direction("set", "image to text", "image", "right"), "cosine")
+    (statement,) = (x for x in found.statements if x.about == "storage")
+    assert statement.verdict == verdict
+    opened = statement.text.startswith("Whether int8 costs 1 point is open. Stored smaller, r1 by")
+    assert opened == (verdict == "inconclusive")
+
+
 @pytest.mark.parametrize(
     ("own", "verdict"), [("qnorm", "int8 costs"), ("dot", "int8 costs"), ("dnorm", "int8 is safe")]
 )
