@@ -23,9 +23,10 @@ PAGE, TABLE, FIGURE = "comparison.html", "comparison.csv", "forest"
 
 
 def show(found: Compared) -> None:
-    """The lines in columns, under what they compare."""
+    """The answer in one line, then the lines in columns, under what they compare."""
     head, rows = _cells(found)
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    print(_headline(found))
     print(_title(found))
     for row in (head, *rows):
         print(
@@ -59,6 +60,16 @@ def write(found: Compared, folder: Path) -> None:
     atomic_write(folder / TABLE, lambda file: file.write(content.getvalue().encode()))
     write_figure(chart, data, folder / FIGURE)
     atomic_write(folder / PAGE, lambda file: file.write(text.encode()))
+
+
+def _headline(found: Compared) -> str:
+    """Each arm beside the baseline, over all blocks; whether higher is better nobody said."""
+    said = []
+    for line in {line.arm: line for line in reversed(found.lines)}.values():  # its first line
+        side = "higher" if line.difference.value > 0 else "lower"
+        word = f"{side} ({line.word})" if line.word.startswith("shown") else line.word
+        said.append(f"{line.arm} {word}")
+    return f"{found.metric} beside {found.baseline}: {', '.join(reversed(said))}."
 
 
 def _title(found: Compared) -> str:

@@ -37,7 +37,8 @@ def refusal(words: list[str], capsys) -> tuple[int, str]:
 
 def test_a_table_is_printed(runs, capsys):
     cli.main(["compare", runs, "--arm", "method", "--metric", "acc", "--margin", "0.5"])
-    title, head, line, about = capsys.readouterr().out.splitlines()
+    answer, title, head, line, about = capsys.readouterr().out.splitlines()
+    assert answer == "acc beside a: b higher (shown beyond the margin)."
     assert title == "runs.csv: acc minus that of method=a, paired by seed, margin 0.5"
     assert head.split() == [
         "method",
@@ -57,6 +58,24 @@ def test_a_table_is_printed(runs, capsys):
     assert "shown beyond the margin  +1.025 [+0.5498, +1.5]  4 " in line
     assert line.split()[-2:] == ["72.525", "71.5"]
     assert "after Holm over this line" in about
+
+
+def test_the_first_line_has_every_arm_over_all_blocks(tmp_path, capsys):
+    arms = {"a": (0.0, 0.0), "low": (-3.0, 0.01), "same": (0.0, 0.01), "wild": (0.0, 4.0)}
+    lines = [
+        f"{s},{arm},{d},{70 + s + gain + noise * (s % 2 - 0.5)}"
+        for d in "xy"
+        for s in range(4)
+        for arm, (gain, noise) in arms.items()
+    ]
+    path = table(tmp_path, *lines)
+    words = [path, "--arm=method", "--metric=acc", "--block=dataset", "--margin=0.5"]
+    cli.main(["compare", *words])
+    answer = capsys.readouterr().out.splitlines()[0]
+    assert answer.startswith(
+        "acc beside a: low lower (shown beyond the margin), same equivalent, wild not settled "
+        "(80 % power: n="
+    )
 
 
 def test_json_and_the_written_table_say_the_same(runs, tmp_path, capsys):
