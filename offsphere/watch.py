@@ -15,7 +15,6 @@ It warns, once of each kind, of embeddings that collapse. Nothing here changes t
 
 from __future__ import annotations
 
-import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -105,8 +104,14 @@ class Telemetry:
         return self._measure(left.detach(), right.detach(), self._scoring())
 
     def _measure(self, left: Tensor, right: Tensor, scoring: Scoring) -> dict[str, float]:
+        if not (_is_matrix(left) and _is_matrix(right) and left.shape == right.shape):
+            raise ValueError(
+                "Expected the raw embeddings of both sides as floating-point matrices of one "
+                f"shape, got {left.dtype} of {tuple(left.shape)} and {right.dtype} of "
+                f"{tuple(right.shape)}."
+            )
         self._batches += 1
-        if (self._batches - 1) % self.every:
+        if (self._batches - 1) % self.every or len(left) < 2:  # one row has no negatives
             return {}
         lost = int((~(torch.isfinite(left).all(1) & torch.isfinite(right).all(1))).sum())
         if lost:
@@ -121,6 +126,12 @@ class Telemetry:
 
         A tower that serves both sides is given twice: its first call is the left side.
         """
+        for module in modules:
+            if not isinstance(module, nn.Module):
+                raise ValueError(
+                    f"Expected a module to watch, got {type(module).__name__}: in a loop call the "
+                    "telemetry with both sides instead."
+                )
         if len(modules) == 1:
             self.cell = getattr(modules[0], "cell", self.cell)
             if self.temperature is None and hasattr(modules[0], "temperature"):
@@ -175,9 +186,12 @@ class Telemetry:
             said = f"embeddings fill {rank:.1f} of {most} directions (RankMe)"
             self._warn("rank", said)
         norms = numbers["norm_left_mean"], numbers["norm_right_mean"]
+        if 0 in norms:
+            self._warn("zero", "all embeddings of a side are zeros")
+            return
         first = self._first_norms = self._first_norms or norms
         for side, now, before in zip(("left", "right"), norms, first, strict=True):
-            factor = now / before if before > 0 else math.inf
+            factor = now / before
             if not 1 / NORM_FACTOR < factor < NORM_FACTOR:
                 said = f"{side} norms are {factor:.3g} times what they were at first"
                 self._warn(side, f"{said} ({before:.3g} to {now:.3g})")

@@ -182,6 +182,7 @@ def test_towers_are_known_by_their_places_whichever_is_called_first():
         (lambda x: x[:, :1] @ torch.randn(1, 40), "embeddings fill 1.0 of 40 directions"),
         (lambda x: 200 * x, "left norms are 200 times what they were at first"),
         (lambda x: x / 1000, "right norms are 0.001 times what they were at first"),
+        (lambda x: 0 * x, "all embeddings of a side are zeros"),
         (lambda x: torch.where(torch.arange(64)[:, None] < 3, torch.nan, x), "3 of 64 pairs"),
     ],
 )
@@ -210,3 +211,16 @@ def test_what_cannot_be_watched_is_refused():
         Telemetry().watch(*[nn.Linear(1, 1) for _ in range(3)])
     with pytest.raises(ValueError, match="Unknown cell 'cosin'. Did you mean 'cosine'?"):
         Telemetry(cell="cosin")
+    with pytest.raises(ValueError, match="Expected a module to watch, got function"):
+        Telemetry().watch(nn.functional.cross_entropy)  # pyright: ignore[reportArgumentType]
+    rows = torch.randn(4, 3)
+    for other in (rows[:2], rows[:, :2], rows.long(), rows[0]):
+        with pytest.raises(ValueError, match="both sides as floating-point matrices of one shape"):
+            Telemetry()(rows, other)
+
+
+def test_a_batch_of_one_row_is_passed_over():
+    """The last batch of an epoch may be one; there it is no reason to stop."""
+    telemetry, rows = Telemetry(every=2), torch.randn(4, 3)
+    found = [bool(telemetry(rows[:n], rows[:n])) for n in (4, 4, 1, 4, 4)]
+    assert found == [True, False, False, False, True]
