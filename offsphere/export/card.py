@@ -52,6 +52,8 @@ def model_card(
     left, right = exponents
     cell = settings.eval_cell or settings.cell
     sentence = CELLS[cell].sentence if cell in CELLS else "Both sides are shrunk by a fixed power."
+    for side, name in zip(("left", "right"), sides, strict=True):  # right is also the word for good
+        sentence = sentence.replace(side, name)
     metrics = run.metrics()
     rows = [
         f"| {words} | {metrics[name]:.4g} |"

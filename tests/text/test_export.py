@@ -107,6 +107,7 @@ def test_every_cell_of_a_transformer_leaves_exactly(cell, collection_folder, run
     card = (out / "README.md").read_text()
     assert f"the cell `{cell}`" in card
     assert "license: unknown" in card
+    assert ("The document norm is kept: |document| cos" in card) == (cell == "qnorm")
     assert "nDCG@10, BM25" in card
     assert not [file for file in tmp_path.iterdir() if file.name.endswith(".tmp")]
 
