@@ -1,9 +1,10 @@
-"""SciFact itself, where it lies beside the clone: metrics and rankings of real texts."""
+"""SciFact itself, beside the clone or in OFFSPHERE_DATA: metrics and rankings of real texts."""
 
 from __future__ import annotations
 
 import hashlib
 import math
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,7 +23,8 @@ from text.lexical import bm25
 from text.pairs import make_task
 from text.passages import beir_folder
 
-FOLDER = Path(__file__).parents[3] / "shared" / "data" / "scifact"
+BESIDE = Path(__file__).parents[3] / "shared" / "data"
+FOLDER = Path(os.environ.get("OFFSPHERE_DATA", BESIDE)) / "scifact"
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"{FOLDER} is not there")
 
 
