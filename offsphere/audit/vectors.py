@@ -176,7 +176,7 @@ def _judgements(file: Path) -> dict[tuple[str, str], int]:
         if len(cells) == 4:
             cells = [cells[0], *cells[2:]]
         grade = cells[2] if len(cells) == 3 else "1"
-        if len(cells) in (2, 3) and re.fullmatch(r"-?\d+", grade):
+        if len(cells) in (2, 3) and re.fullmatch(r"-?\d{1,9}", grade):
             if not (number == 1 and len(cells) == 2 and "id" in line.lower()):
                 pair = cells[0], cells[1]
                 if found.setdefault(pair, int(grade)) != int(grade):

@@ -280,7 +280,10 @@ def _jsonl(path: Path, name: str | None) -> Vectors:
                 raise ValueError(f"{path}, line {number}: expected {key} as a list of numbers.")
             if len(vector) != width:
                 raise ValueError(_mixed(f"{path}:{key}", width, len(vector), f"line {number}"))
-            part.append(vector)
+            try:
+                part.append([float(x) for x in vector])
+            except OverflowError:
+                raise ValueError(f"{path}, line {number}: {key} has numbers too large.") from None
             if len(part) == most:
                 yield np.array(part, dtype=np.float64)
                 part = []

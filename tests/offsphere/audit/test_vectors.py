@@ -173,6 +173,11 @@ MISTAKES = {
     "a grade in words": ("qrels.tsv", "a\tb\tc\nq0\td0\tgood\n", "line 2: expected query id"),
     "one query": ("qrels.tsv", "q0\td0\t1\n", "has 1 queries: at least 4 are needed"),
     "two grades": ("qrels.tsv", "q0\td0\t1\nq0\td0\t2\n", "line 2: query q0 and document d0 have"),
+    "a grade beyond int64": (
+        "qrels.tsv",
+        "q0\td0\t1\nq1\td2\t1" + "0" * 30,
+        "line 2: expected query",
+    ),
     "commas": ("qrels.tsv", "q0,d0,1\n", "with tabs or spaces between"),
     "zero query": ("queries.npy", ZERO, "1 queries are all zeros and have no direction ('q7')"),
     "overflow": ("documents.npy", HUGE, "vectors has the length 3.46e+20: expected one between"),

@@ -140,6 +140,7 @@ def test_what_is_wrong_inside_is_found_while_reading(tmp_path):
     parquet.write_table(arrow.table({"v": [[1.0, 2.0], [1.0]]}), tmp_path / "mixed.parquet")
     parquet.write_table(arrow.table({"v": [[1.0, 2.0], None]}), tmp_path / "gone.parquet")
     parquet.write_table(arrow.table({"v": [[1.0, 2.0], [1.0, None]]}), tmp_path / "hole.parquet")
+    (tmp_path / "long.jsonl").write_text('{"v": [1, 2]}\n{"v": [1, 1' + "0" * 400 + "]}")
     for name, said in {
         "nan.npy": "1 vectors have numbers that are not finite in float32, the first in row 17",
         "large.npy": "2 vectors have numbers that are not finite",
@@ -148,6 +149,7 @@ def test_what_is_wrong_inside_is_found_while_reading(tmp_path):
         "mixed.parquet": "one width, got 2 first and then 1",
         "gone.parquet": "one width, got 2 first and then nothing .row 1",
         "hole.parquet": "missing numbers",
+        "long.jsonl": "line 2: v has numbers too large",
     }.items():
         with pytest.raises(ValueError, match=said):
             open_vectors(tmp_path / name).whole()
