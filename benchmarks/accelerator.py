@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules import linear_cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -102,7 +103,8 @@ class Counter(TorchDispatchMode):
             out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        made = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        written = args[0] if name == "_foreach_mul_" else out
+        made = [x for x in tree_leaves(written) if isinstance(x, Tensor)]
         self._note_memory(given, made)
         if self.paused or name in WITHOUT_KERNEL:
             return out
@@ -138,6 +140,30 @@ def counted(call: Callable[..., Tensor], *shapes: tuple[int, int], device: str =
     return counter.count
 
 
+@contextlib.contextmanager
+def _opened() -> Iterator[None]:
+    """torch's chunked linear_cross_entropy, one operation, as those that it is made of."""
+    module, name = linear_cross_entropy, "_linear_cross_entropy_batch_chunked"
+    whole = getattr(module, name)
+
+    class Opened(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *inputs):
+            value, *grads = whole._init_fn(*inputs)
+            ctx.save_for_backward(*grads[:2])
+            return value
+
+        @staticmethod
+        def backward(ctx, *grad_outputs):
+            return *(x * grad_outputs[0] for x in ctx.saved_tensors), *[None] * 13
+
+    setattr(module, name, lambda *inputs: [Opened.apply(*inputs)])
+    try:
+        yield
+    finally:
+        setattr(module, name, whole)
+
+
 def _without_diagonal(square: Tensor, _mask: list[Tensor]) -> Tensor:
     """What lightly's `logits[~diagonal]` keeps. How many that are a card finds out by waiting; a
     tensor without data cannot, so it is told. The wait is not modelled, in the peer's favour."""
@@ -160,7 +186,9 @@ def in_strips(compiled: bool = False) -> Iterator[None]:
 def _modelled() -> strips.Bodies:
     """The bodies as compiled ones would pass over a strip."""
 
-    def of(body: Callable[..., Any], *passes: int) -> Callable[..., Any]:
+    def of(
+        body: Callable[..., Any], *passes: int, shifted: tuple[int, ...] = ()
+    ) -> Callable[..., Any]:
         def call(scores: Tensor, *rest: Any) -> Any:
             counter = _get_current_dispatch_mode()
             assert isinstance(counter, Counter)
@@ -169,25 +197,29 @@ def _modelled() -> strips.Bodies:
             out = body(scores, *rest)
             counter.paused, counter.live, counter.count.peak = False, held, before
             size = scores.numel() * scores.element_size()
-            counter.count.events += [Kernel(0, n * size) for n in passes]
+            searches = shifted and rest[1] is not None
+            counter.count.events += [Kernel(0, n * size) for n in (shifted if searches else passes)]
             return out
 
         return call
 
     # Rows: maximum, sum of exp, and shares are three readings and one writing of one kernel.
-    # Both ways: a kernel for the rows' sums, which writes exp, and one for the columns'.
+    # Both ways: a kernel for the rows' sums, which writes exp, and one for the columns'. Where it
+    # is not known how large scores are, each reads them twice, for the maximum and for the sum.
     eager = strips.EAGER
-    return strips.Bodies(
-        of(eager.row_shares, 4), of(eager.both_sums, 2, 1), of(eager.both_shares, 2), buffers=1
-    )
+    sums = of(eager.both_sums, 2, 1, shifted=(2, 2))
+    return strips.Bodies(of(eager.row_shares, 4), sums, of(eager.both_shares, 2), buffers=1)
 
 
 def ours(name: str) -> Callable[..., Tensor]:
     """As a cosine cell with a number for a temperature calls it.
 
+    `learned` is info_nce with the scale that open_clip's models learn: no bound is known.
     `nt_xent` takes raw rows, which the cell normalises, since its peer does that too.
     """
     largest: dict[str, Any] = {"largest": 1 / TEMPERATURE}
+    if name == "learned":
+        return lambda a, b, scale: losses.info_nce(a, b, scale.squeeze().exp().reciprocal())
     if name == "info_nce":
         return lambda a, b: losses.info_nce(a, b, TEMPERATURE, **largest)
     if name == "moco_nce":
@@ -203,12 +235,20 @@ def ours(name: str) -> Callable[..., Tensor]:
 def peers(name: str) -> dict[str, Callable[..., Tensor]]:
     from lightly.loss import NTXentLoss
     from open_clip.loss import ClipLoss
+    from torch.nn import LinearCrossEntropyOptions
     from torch.nn.functional import linear_cross_entropy
 
     def both_ways(a: Tensor, b: Tensor) -> Tensor:
         labels = torch.arange(len(a), device=a.device)
         one = linear_cross_entropy(a / TEMPERATURE, b, labels)
         return (one + linear_cross_entropy(b / TEMPERATURE, a, labels)) / 2
+
+    def in_chunks(a: Tensor, b: Tensor) -> Tensor:
+        """It never has all scores at once, as ours."""
+        labels, options = torch.arange(len(a), device=a.device), LinearCrossEntropyOptions()
+        one = linear_cross_entropy(a / TEMPERATURE, b, labels, options=options)
+        other = linear_cross_entropy(b / TEMPERATURE, a, labels, options=options)
+        return (one + other) / 2
 
     def moco(a: Tensor, b: Tensor, queue: Tensor) -> Tensor:
         """MoCo's own lines."""
@@ -222,14 +262,18 @@ def peers(name: str) -> dict[str, Callable[..., Tensor]]:
         return {
             "open_clip": lambda a, b: clip(a, b, 1 / TEMPERATURE),
             "linear_cross_entropy": both_ways,
+            "linear_cross_entropy, chunked": in_chunks,
         }
+    if name == "learned":
+        clip = ClipLoss()
+        return {"open_clip": lambda a, b, scale: clip(a, b, scale.squeeze().exp())}
     return {"moco's own": moco} if name == "moco_nce" else {"lightly": NTXentLoss(TEMPERATURE)}
 
 
 def shapes_of(name: str, batch: int) -> list[tuple[int, int]]:
-    """Both sides, and MoCo's queue of 65,536 keys."""
-    if name == "info_nce":
-        return [(batch, 512)] * 2
+    """Both sides, and MoCo's queue of 65,536 keys or the learned scale."""
+    if name in ("info_nce", "learned"):
+        return [(batch, 512)] * 2 + ([(1, 1)] if name == "learned" else [])
     return [(batch, 128)] * 2 + ([(65_536, 128)] if name == "moco_nce" else [])
 
 
@@ -242,7 +286,8 @@ def compare(name: str, batch: int) -> dict[str, Count]:
             found[title] = counted(ours(name), *shapes)
     for title, peer in peers(name).items():
         try:
-            found[title] = counted(peer, *shapes)
+            with _opened():
+                found[title] = counted(peer, *shapes)
         except Exception as error:  # a peer that cannot run without data is left out, and said
             print(f"| {name} | {batch:,} | {title} | not counted: {type(error).__name__} |")
     return found
@@ -255,7 +300,7 @@ def main() -> None:
     parser.add_argument(
         "--batch", type=int, nargs="+", default=[256, 1024, 4096, 8192, 16384, 32768, 65536]
     )
-    parser.add_argument("--loss", nargs="+", default=["info_nce", "nt_xent", "moco_nce"])
+    parser.add_argument("--loss", nargs="+", default=["info_nce", "learned", "nt_xent", "moco_nce"])
     args = parser.parse_args()
     print(f"| loss | batch | who | kernels | GB moved | TFLOP | MB held | {' | '.join(CARDS)} |")
     print("|---" * (7 + len(CARDS)) + "|")

@@ -43,7 +43,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--batch", type=int, nargs="+", default=[256, 1024, 4096, 8192, 32768])
-    parser.add_argument("--loss", nargs="+", default=["info_nce", "nt_xent", "moco_nce"])
+    parser.add_argument("--loss", nargs="+", default=["info_nce", "learned", "nt_xent", "moco_nce"])
     args = parser.parse_args()
     device = torch.accelerator.current_accelerator(check_available=True)
     if device is None:

@@ -407,7 +407,7 @@ def _temperature_of(logit_scale: float | Tensor, like: Tensor) -> Float[Tensor, 
             f"Expected a logit_scale above 0, got {number:g}. It multiplies the scores: "
             "open_clip's models return model.logit_scale.exp()."
         )
-    return 1 / scale
+    return scale.reciprocal()  # 1 / scale would be two kernels
 
 
 def _nothing(left: Tensor, right: Tensor) -> Tensor:

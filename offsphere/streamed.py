@@ -202,7 +202,9 @@ def _gradients(ctx, plain: Callable[..., Tensor], scale: Tensor) -> list[Tensor 
     inputs, grads = list(saved[:4]), saved[4:]
     inputs[2] = ctx.temperature if inputs[2] is None else inputs[2]
     if not torch.is_grad_enabled():
-        return [grad * scale if need else None for grad, need in zip(grads, needed, strict=True)]
+        wanted = [grad for grad, need in zip(grads, needed, strict=True) if need]
+        scaled = iter(torch._foreach_mul(wanted, scale))  # on an accelerator one kernel for all
+        return [next(scaled) if need else None for need in needed]
     # Views, because one tensor may be both sides, and each wants its own part.
     inputs = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
     wanted = [x for x, need in zip(inputs, needed, strict=True) if need]

@@ -7,6 +7,7 @@ of them is kept, and the loss costs what a dense one does.
 
 One way, a strip's gradients follow its sums at once, since its rows are whole. With columns too,
 the strips are computed a second time, as a column's sum is known only after the last of them.
+Where the scores are so few that starting kernels is all that costs, `_few_pairs` starts fewer.
 
 Nothing here looks at a value, so the host never waits for the device.
 """
@@ -31,6 +32,8 @@ FREE_SHARE = 4
 """The workspace is at most one part in so many of the memory that is free on the device."""
 PLAIN_RANGE = 40.0
 """Scores in [-40, 40] need no shift: exp stays far from overflow and underflow in float32."""
+FEW = 2**22
+"""Up to this many scores (2,048 x 2,048) a kernel takes longer to start than to run."""
 LOWEST = -1e30
 """A score that no candidate has: its exp is zero beside any other's."""
 
@@ -45,6 +48,9 @@ def sweep_log_partitions(
     """
     symmetric, grad = right is None, any(needs_grad)
     right, needs_right = (left, grad) if symmetric else (right, needs_grad[1])
+    pairs = columns and positive == (0,) and not exclude and ids is None and split.count == 1
+    if pairs and largest > PLAIN_RANGE and _few(left, right):
+        return _few_pairs(left, right, temperature, weight, columns, needs_grad)
     plain, mine = largest <= PLAIN_RANGE, split.mine(len(left))
     ours, our_own = left[mine], None if own is None else own[mine]
     n, excluded, paired = len(ours), *([k + mine.start for k in at] for at in (exclude, positive))
@@ -110,16 +116,13 @@ def sweep_log_partitions(
     if not grad:
         return weight * value, None, None, None, None
     weight_of_part = weight * split.count
-    times = weight_of_part / temperature
     if symmetric:
         grad_left += grad_right  # pyright: ignore
         grad_right = None
-    grad_left *= times
-    if grad_right is not None:
-        grad_right *= times
-    grad_temperature = grad_own = None
-    if needs_grad[2]:
-        grad_temperature = temperature_gradient(left, grad_left, temperature) / (1 + symmetric)
+    grad_temperature = _scale(left, grad_left, grad_right, weight_of_part, temperature, needs_grad)
+    if symmetric and grad_temperature is not None:
+        grad_temperature /= 2
+    grad_own = None
     if own is not None and our_own is not None:
         grad_own = torch.zeros_like(own)
         torch.mul(torch.expm1(our_own - logs), weight_of_part, out=grad_own[mine])
@@ -150,17 +153,43 @@ def sweep_softplus(left, right, temperature, bias, weight, split, needs_grad):
     if not needs_grad:
         return value, None, None, None, None
     weight_of_part = weight * split.count
-    times = weight_of_part / temperature
-    grad_left *= times
-    grad_right *= times
-    grad_temperature = temperature_gradient(left, grad_left, temperature)
-    return (
-        value,
-        grad_left,
-        grad_right,
-        grad_temperature,
-        weight_of_part * torch.stack(slopes).sum(),
-    )
+    grad_temperature = _scale(left, grad_left, grad_right, weight_of_part, temperature)
+    grad_bias = weight_of_part * torch.stack(slopes).sum()
+    return value, grad_left, grad_right, grad_temperature, grad_bias
+
+
+def _few(left: Tensor, right: Tensor) -> bool:
+    return len(left) * len(right) <= min(FEW, workspace(left) // 3)
+
+
+def _few_pairs(left, right, temperature, weight, columns, needs_grad):
+    """The sums of pairs, both ways, from two softmaxes: more memory passes, but fewer kernels."""
+    scores = (left / temperature) @ right.T
+    rows, cols = scores.log_softmax(1), scores[:, :columns].log_softmax(0)
+    value = (rows.diagonal().sum() + cols.diagonal().sum()) * -weight
+    if not any(needs_grad):
+        return value, None, None, None, None
+    shares = rows.exp_()
+    shares[:, :columns].add_(cols.exp_())
+    shares.diagonal().sub_(2)
+    grad_left, grad_right = shares @ right, shares.T @ left if needs_grad[1] else None
+    grad_temperature = _scale(left, grad_left, grad_right, weight, temperature, needs_grad)
+    return value, grad_left, grad_right, grad_temperature, None
+
+
+def _scale(
+    left: Tensor,
+    grad_left: Tensor,
+    grad_right: Tensor | None,
+    weight: float,
+    temperature: float | Tensor,
+    needs_grad: Sequence[bool] = (True,) * 3,
+) -> Tensor | None:
+    """Sums of shares become, in place, the gradients of both sides; that of the temperature."""
+    grads = [grad_left] if grad_right is None else [grad_left, grad_right]
+    torch._foreach_mul_(grads, weight / temperature)  # one kernel for both
+    # Scores are left . right / temperature: the rate in one is minus the rate in the other.
+    return torch.dot(left.flatten(), grad_left.flatten()) / -temperature if needs_grad[2] else None
 
 
 class _Sums:
@@ -261,7 +290,8 @@ def _both_shares(terms: Tensor, rows: Tensor, cols: Tensor, plain: bool) -> Tens
     if plain:
         return terms.mul_(rows[:, None] + cols)
     share = (terms - rows[:, None]).exp_()
-    return share.add_(terms.sub_(cols).exp_())
+    # Written where the scores were: compiled, it needs no second strip.
+    return terms.sub_(cols).exp_().add_(share)
 
 
 class Bodies(NamedTuple):
@@ -345,8 +375,3 @@ def _diagonals(
 ) -> Iterator[tuple[Tensor, slice]]:
     for diagonal, first in diagonals(block, rows.start, 0, offsets):
         yield diagonal, slice(first, first + len(diagonal))
-
-
-def temperature_gradient(left: Tensor, grad_left: Tensor, temperature: Tensor) -> Tensor:
-    """Scores are left . right / temperature: the rate in one is minus the rate in the other."""
-    return -torch.linalg.vecdot(left, grad_left).sum() / temperature

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from offsphere.split import ALONE, Split
-from offsphere.strips import PLAIN_RANGE, diagonals, temperature_gradient
+from offsphere.strips import PLAIN_RANGE, diagonals
 
 TILE = 768
 """Most rows and columns of a tile: about 2 MB in float32, which stays in the cache."""
@@ -251,7 +251,7 @@ def sweep_log_partitions(
             grad_right[j].addmm_(grad.T, left[i], beta=float(i.start > 0 or not alone))
     grad_temperature = grad_own = None
     if needs_grad[2]:
-        grad_temperature = temperature_gradient(left, grad_left, temperature) / (1 + symmetric)
+        grad_temperature = _temperature_gradient(left, grad_left, temperature) / (1 + symmetric)
     if own is not None:
         grad_own = torch.zeros_like(own)
         grad_own[mine] = weight * split.count * ((own - exps.log(rows)).exp_() - 1)[mine]
@@ -280,7 +280,7 @@ def sweep_softplus(left, right, temperature, bias, weight, split, needs_grad):
     value = weight * split.sum_(value)
     if not needs_grad:
         return value, None, None, None, None
-    grad_temperature = temperature_gradient(left, grad_left, temperature)
+    grad_temperature = _temperature_gradient(left, grad_left, temperature)
     grad_bias *= weight * split.count
     return value, grad_left, grad_right, grad_temperature, grad_bias
 
@@ -335,3 +335,8 @@ def without(
             diagonal.fill_(False)
         terms.masked_fill_(equal, empty)
     return terms
+
+
+def _temperature_gradient(left: Tensor, grad_left: Tensor, temperature: Tensor) -> Tensor:
+    """Scores are left . right / temperature: the rate in one is minus the rate in the other."""
+    return -torch.linalg.vecdot(left, grad_left).sum() / temperature

@@ -20,7 +20,7 @@ PAIRS = (
 VIEWS = ("nt_xent", "dcl", "dhel")
 ALL = (*PAIRS, *VIEWS, "moco_nce")
 # How a loss may be computed: tile size (0: dense, None: strips, as on an accelerator), scores it
-# may hold, range without a shift.
+# may hold, range without a shift, scores that are few in strips.
 PATHS = {
     "dense": (0, 0, 0.0),
     "plain": (7, 0, math.inf),
@@ -31,16 +31,18 @@ PATHS = {
     "strips_plain_kept": (None, 2**20, math.inf),
     "strips_shifted": (None, 100, -1.0),
     "strips_shifted_kept": (None, 2**20, -1.0),
+    "strips_few": (None, 2**20, -1.0, 2**20),
 }
 
 
 @pytest.fixture
 def take_path(monkeypatch):
-    def choose(tile, workspace, plain_range):
+    def choose(tile, workspace, plain_range, few=0):
         monkeypatch.setattr(streamed, "TILED_DEVICES", () if tile is None else ("cpu",))
         monkeypatch.setattr(streamed, "DENSE_SCORES", 0 if tile else 2**40)
         monkeypatch.setattr(tiles, "TILE", tile or 1)
         monkeypatch.setattr(streamed, "SLAB", workspace or 1)
+        monkeypatch.setattr(strips, "FEW", few)
         for module in (tiles, strips):
             monkeypatch.setattr(module, "WORKSPACE", workspace)
             monkeypatch.setattr(module, "PLAIN_RANGE", plain_range)
