@@ -9,6 +9,7 @@ thought, and a share's gradient is `count` times what it adds.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,13 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+ASKED_DEVICES = ("cpu",)
+"""Devices whose ranks can ask each other at every step: the host need not wait for the device."""
+PATIENCE = timedelta(minutes=2)
+"""How long a rank waits for the others to tell that they too have another number of rows."""
+_agreed = {"rows": -1, "times": 0}
+"""How many rows each rank had when they were last gathered, and how often that has changed."""
 
 
 class Split:
@@ -103,17 +111,39 @@ def gather_with_gradient(x: Float[Tensor, "n d"]) -> Float[Tensor, "rows d"]:
 def _check_equal_rows(x: Tensor) -> None:
     """Refuse shares of unequal length, which torch would gather wrongly or not at all.
 
-    Asked on CPUs only: on an accelerator the answer would have to be waited for.
+    On an accelerator the answer of the others would have to be waited for, so there the ranks speak
+    through the store by which they met, and only when a rank's number of rows is not the last one.
     """
-    if x.device.type != "cpu":
-        return
-    rows = [torch.zeros(1, dtype=torch.long) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, torch.tensor([len(x)]))
-    if len({int(n) for n in rows}) > 1:
+    rows = [len(x)]
+    if x.device.type in ASKED_DEVICES:
+        found = [torch.zeros(1, dtype=torch.long) for _ in range(dist.get_world_size())]
+        dist.all_gather(found, torch.tensor(rows))
+        rows = [int(n) for n in found]
+    elif len(x) != _agreed["rows"]:
+        rows = _told_by_all(len(x))
+    if len(set(rows)) > 1:
         raise ValueError(
-            f"Expected as many rows on every rank, got {', '.join(str(int(n)) for n in rows)}. Use "
+            f"Expected as many rows on every rank, got {', '.join(map(str, rows))}. Use "
             "drop_last=True in the loader."
         )
+    _agreed["rows"] = len(x)
+
+
+def _told_by_all(rows: int) -> list[int]:
+    """How many rows each rank has, if all of them have now another number than before."""
+    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    _agreed["times"] += 1
+    keys = [f"offsphere/rows/{_agreed['times']}/{k}" for k in range(dist.get_world_size())]
+    store.set(keys[rank], str(rows))
+    try:
+        store.wait(keys, PATIENCE)
+    except RuntimeError as error:
+        raise ValueError(
+            f"Expected as many rows on every rank, got {rows} on rank {rank}, "
+            f"{_agreed['rows']} before, and another rank still has as many as before. Use "
+            "drop_last=True in the loader."
+        ) from error
+    return [int(store.get(key)) for key in keys]
 
 
 def process_count() -> int:

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import warnings
+from datetime import timedelta
 
 import lightly.loss
 import open_clip.loss
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from offsphere import dropin, losses
+from offsphere import dropin, losses, split
 from offsphere.cells import Cell, calibration_ratio
 from offsphere.variance import negative_variance, spread_out
 
@@ -396,9 +397,25 @@ def rank_gradients(rank, world, port, compiled):
     results |= {"local": local_losses(rank, world)}
     with pytest.raises(ValueError, match=r"as many rows on every rank, got 3, 4\."):
         dropin.NTXentLoss(gather_distributed=True)(*(torch.randn(3 + rank, 4) for _ in range(2)))
+    rows_as_on_an_accelerator(rank)
     dist.destroy_process_group()
     if rank == 0:
         print(json.dumps(results))
+
+
+def rows_as_on_an_accelerator(rank):
+    """Where nobody is asked at each step: unequal shares are refused there too."""
+    split.ASKED_DEVICES, split.PATIENCE = (), timedelta(seconds=2)
+    split._agreed.update(rows=-1, times=0)
+    for rows in (3, 3, 5):
+        gathered = split.gather_with_gradient(torch.full((rows, 2), float(rank)))
+        assert gathered.tolist() == [[0.0, 0.0]] * rows + [[1.0, 1.0]] * rows
+    assert split._agreed == {"rows": 5, "times": 2}
+    with pytest.raises(ValueError, match=r"as many rows on every rank, got 6, 7\."):
+        split.gather_with_gradient(torch.zeros(6 + rank, 2))
+    if rank:  # the other has its 5 rows again, and waits for them in vain
+        with pytest.raises(ValueError, match="got 4 on rank 1, 5 before, and another rank still"):
+            split.gather_with_gradient(torch.zeros(4, 2))
 
 
 def local_losses(rank, world):
