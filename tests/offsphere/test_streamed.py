@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from offsphere import dropin
+from offsphere.cells import shrink
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 EPS = torch.finfo(torch.float32).eps
@@ -91,12 +92,20 @@ def benchmark():
 @needs_compiler
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # lightly's, between its graphs
 @pytest.mark.parametrize("name", LOSSES)
-def test_inductor_keeps_the_gradients_of_eager(benchmark, name):
-    """Within 2 ulps of the largest, and where rows are normalised about as closely as the peer."""
-    dot = benchmark.compiled(benchmark.ours(name, cell="dot"), whole=True)
-    assert dot.ulps <= 2
-    peer = benchmark.compiled(benchmark.peer(name), whole=False)
-    assert benchmark.compiled(benchmark.ours(name), whole=True).ulps <= 1.5 * max(2, peer.ulps)
+def test_inductor_keeps_the_gradients_of_eager_and_is_soon_done(benchmark, name):
+    """What differs is how inductor normalises a row: given its rows, eager has the same bits.
+
+    Compiling takes at most twice as long as the peer's loss does.
+    """
+    dot, cosine = benchmark.ours(name, cell="dot"), benchmark.ours(name)
+    assert benchmark.compiled(dot, whole=True).ulps <= 2
+    mine = benchmark.compiled(cosine, whole=True)
+    assert mine.seconds <= 2 * benchmark.compiled(benchmark.peer(name), whole=False).seconds
+    sides = benchmark.sides()
+    unit = torch.compile(lambda x: shrink(x, 1.0), fullgraph=True, backend="inductor")
+    whole = torch.compile(cosine, fullgraph=True, backend="inductor")
+    expected = benchmark.gradient(lambda a, b: dot(unit(a), unit(b)), sides)
+    assert benchmark.ulps(benchmark.gradient(whole, sides), expected) <= 2
 
 
 LATER = {  # what the first batch or an earlier one has set
