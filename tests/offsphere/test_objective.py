@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from offsphere import losses, streamed
+from offsphere import losses, streamed, strips
 from offsphere.cells import CELLS, Cell, calibration_ratio, shrink
 from offsphere.names import LOSSES, VIEW_LOSSES
 from offsphere.objective import Objective
@@ -288,6 +288,7 @@ def test_a_loss_is_told_the_largest_score_where_the_host_knows_it(monkeypatch, l
 def test_the_bound_holds_and_saves_the_search_for_a_maximum(monkeypatch):
     """In strips, as on an accelerator: the same loss, and no row is searched."""
     monkeypatch.setattr(streamed, "TILED_DEVICES", ())
+    monkeypatch.setattr(strips, "FEW", 0)
     a, b, _ = views(150)
     value = Objective("cosine", "info_nce", population=50, temperature=0.03)(a, b)["loss"]
     u, v = (F.normalize(x.double(), dim=1) for x in (a, b))
