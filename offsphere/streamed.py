@@ -372,9 +372,10 @@ def largest_norm(x: Tensor) -> float:
     largest = torch.linalg.vector_norm(x.detach(), dim=1).amax().item() if len(x) else 0.0
     if not math.isfinite(largest):
         bad = (~torch.isfinite(x)).any(1).sum().item()
+        got = f"NaN or infinity in {bad} of {len(x)} rows" if bad else "lengths beyond float32"
         raise NonFinite(
-            f"Expected finite embeddings, got NaN or infinity in {bad} of {len(x)} rows. Lower the "
-            "learning rate, clip gradients, or look for a bad input."
+            f"Expected finite embeddings, got {got}. Lower the learning rate, clip gradients, or "
+            "look for a bad input."
         )
     return largest
 

@@ -374,6 +374,8 @@ def test_refuses_bad_input(name):
         loss(left=torch.tensor([[1.0, 2.0, math.nan]] + [[1.0, 2.0, 3.0]] * 3))
     with pytest.raises(ValueError, match="finite.*1 of"):
         loss(right=torch.tensor([[1.0, 2.0, math.inf]] + [[1.0, 2.0, 3.0]] * 3))
+    with pytest.raises(ValueError, match="finite.*lengths beyond float32"):
+        loss(left=1e30 * good, right=1e30 * good)
     with pytest.raises(ValueError, match="floating-point"):
         loss(left=torch.ones(4, 3, dtype=torch.long), right=torch.ones(4, 3, dtype=torch.long))
     with pytest.raises(ValueError, match=r"matrices of one width, got \([12], "):
