@@ -65,21 +65,15 @@ def build(
         batch = {name: torch.randint(1, 8000, (rows, 64), generator=draw) for name in names}
         objective = Objective("cosine", "info_nce", population=5000, direction="left_to_right")
         return DualEncoder(make_towers(encoder, settings), objective, settings), batch, settings
-    from offsphere.training import images as experiment
-    from offsphere.training.run import objective_of
-    from vision import train_moco, train_simclr
     from vision.methods import MoCo, SimCLR
+    from vision.settings import MocoSettings, SimclrSettings
 
-    module = {"train_simclr": train_simclr, "train_moco": train_moco}[lane]
-    settings = module.Config(batch_size=rows, norm="group", microbatch=microbatch)
-    encoder, views = experiment.build_encoder(settings), experiment.two_views(settings)
-    loss = "nt_xent" if lane == "train_simclr" else "moco_nce"
-    objective = objective_of(settings, loss, 5000)
     pixels = torch.randint(0, 256, (rows, 3, 32, 32), generator=draw).to(torch.uint8)
     if lane == "train_simclr":
-        return SimCLR(encoder, objective, views, settings), pixels, settings
-    sizes = {"queue_size": settings.queue_size, "momentum": settings.momentum, "key_groups": 1}
-    return MoCo(encoder, objective, views, settings, **sizes), pixels, settings
+        settings = SimclrSettings(batch_size=rows, norm="group", microbatch=microbatch)
+        return SimCLR(settings, 5000), pixels, settings
+    settings = MocoSettings(batch_size=rows, norm="group", microbatch=microbatch)
+    return MoCo(settings, 5000), pixels, settings
 
 
 def one_rank(lane: str, rank: int, count: int, store: str, microbatch: int | None) -> None:

@@ -24,31 +24,23 @@ from offsphere.data.images import Images, load_images
 from offsphere.encoders.images import ImageEncoder
 from offsphere.training import images as experiment
 from offsphere.training.loop import build_optimizers
-from offsphere.training.run import objective_of
 from offsphere.training.settings import ImageSettings
 from vision.methods import MoCo, SimCLR
+from vision.settings import MocoSettings, SimclrSettings
 
 BATCH = 256
 WARM_UP = 3
 
 
-def settings_of(data: str, threads: int) -> ImageSettings:
-    return ImageSettings(data=data, batch_size=BATCH, threads=threads, data_test=data)
+def settings_of(kind: str, data: str, threads: int) -> SimclrSettings | MocoSettings:
+    settings_class = SimclrSettings if kind == "simclr" else MocoSettings
+    return settings_class(data=data, batch_size=BATCH, threads=threads, data_test=data)
 
 
-def our_method(kind: str, settings: ImageSettings, population: int) -> SimCLR | MoCo:
-    encoder = experiment.build_encoder(settings)
-    views = experiment.two_views(settings)
-    if kind == "simclr":
-        objective = objective_of(settings, "nt_xent", population)
-        return SimCLR(encoder, objective, views, settings)
-    objective = objective_of(settings, "moco_nce", population)
-    return MoCo(encoder, objective, views, settings, queue_size=2048, momentum=0.99, key_groups=4)
-
-
-def our_step(kind: str, images: Images, settings: ImageSettings, clock: Clock):
+def our_step(images: Images, settings: SimclrSettings | MocoSettings, clock: Clock):
     """One training step of ours; the clock is told where the time goes."""
-    method = our_method(kind, settings, len(images))
+    make = SimCLR if isinstance(settings, SimclrSettings) else MoCo
+    method = make(settings, len(images))  # pyright: ignore[reportArgumentType]
     batches = experiment.TrainingBatches(images, settings)
     (optimizer,) = build_optimizers(method, settings)
     clock.watch("views", method, "two_views")
@@ -172,11 +164,11 @@ def stock_encoder(settings: ImageSettings) -> Embed:
 def child(args: argparse.Namespace) -> None:
     """Print images/s and where the time went; run by the parent in a process of its own."""
     torch.set_num_threads(args.threads)
-    settings = settings_of(args.data, args.threads)
+    settings = settings_of(args.kind, args.data, args.threads)
     images = load_images(args.data, split="train", image_size=settings.image_size)
     clock = Clock()
     if args.side == "ours":
-        step = our_step(args.kind, images, settings, clock)
+        step = our_step(images, settings, clock)
     else:
         step = lightly_step(args.kind, images, settings, args.workers)
     for number in range(WARM_UP):

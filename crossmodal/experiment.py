@@ -25,10 +25,9 @@ from offsphere.objective import Objective
 from offsphere.run.command import memory_need
 from offsphere.run.progress import say
 from offsphere.run.record import RunFolder
-from offsphere.training.experiment import Experiment
+from offsphere.training.experiment import Experiment, objective_of
 from offsphere.training.images import random_views
 from offsphere.training.ranks import Rows, Tensors, share
-from offsphere.training.run import objective_of
 from offsphere.training.settings import steps_of
 from offsphere.training.streams import batch_indices, stream, stream_seed
 

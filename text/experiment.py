@@ -15,9 +15,8 @@ from offsphere.objective import Objective
 from offsphere.run.progress import say
 from offsphere.run.record import RunFolder
 from offsphere.training.checkpoint import load_checkpoint
-from offsphere.training.experiment import Experiment
+from offsphere.training.experiment import Experiment, objective_of
 from offsphere.training.ranks import Tensors
-from offsphere.training.run import objective_of
 from offsphere.training.settings import steps_of
 from text.evaluate import Collected, RetrievalEvaluator, SentenceEvaluator, mean_ndcg
 from text.inputs import Inputs, Rows, device_of

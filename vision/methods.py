@@ -5,37 +5,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from offsphere.encoders.images import ImageEncoder
 from offsphere.interventions import grad_scale, penalised
 from offsphere.momentum import MomentumTwin, Queue, encode_without_leak
-from offsphere.objective import Objective
-from offsphere.training.images import ImageMethod, TwoViews
+from offsphere.training.experiment import objective_of
+from offsphere.training.images import ImageMethod, build_encoder, two_views
 from offsphere.training.ranks import Rows, Tensors
-from offsphere.training.settings import ImageSettings
 from offsphere.training.streams import stream
+from vision.settings import MocoSettings, SimclrSettings
 
 
 class SimCLR(ImageMethod):
     """Two views of each image through one encoder, whose embeddings go to the objective."""
 
-    def __init__(
-        self,
-        encoder: ImageEncoder,
-        objective: Objective,
-        two_views: TwoViews,
-        settings: ImageSettings,
-        *,
-        view_norm: str = "stacked",
-    ) -> None:
+    def __init__(self, settings: SimclrSettings, population: int) -> None:
+        """`population` is the number of training images."""
         super().__init__()
-        self.encoder, self.objective = encoder, objective
-        self.two_views, self.settings, self.view_norm = two_views, settings, view_norm
+        self.settings = settings
+        self.encoder = build_encoder(settings)
+        self.objective = objective_of(settings, settings.loss, population)
+        self.two_views = two_views(settings)
 
     def inputs(self, batch: Tensor, step: int, rows: Rows | None = None) -> Tensors:
         return {"views": self.two_views(batch, step, rows)}
 
     def embed(self, inputs: Tensors) -> Tensors:
-        if self.view_norm == "separate":
+        if self.settings.view_norm == "separate":
             view_a, view_b = (self.encoder(view)[1] for view in inputs["views"].chunk(2))
         else:
             view_a, view_b = self.encoder(inputs["views"])[1].chunk(2)
@@ -51,22 +45,23 @@ class SimCLR(ImageMethod):
 class MoCo(ImageMethod):
     """Queries from the encoder, keys from its momentum twin, negatives from a queue of raw keys."""
 
-    def __init__(
-        self,
-        encoder: ImageEncoder,
-        objective: Objective,
-        two_views: TwoViews,
-        settings: ImageSettings,
-        *,
-        queue_size: int,
-        momentum: float,
-        key_groups: int,
-    ) -> None:
+    def __init__(self, settings: MocoSettings, population: int) -> None:
+        """`population` is the number of training images."""
         super().__init__()
-        self.encoder, self.objective = encoder, objective
-        self.two_views, self.settings, self.key_groups = two_views, settings, key_groups
-        self.twin = MomentumTwin(encoder, momentum)
-        self.queue = Queue(queue_size, encoder.embedding_dim)
+        room = population - settings.batch_size
+        if settings.queue_size > room:
+            raise ValueError(
+                f"--queue-size={settings.queue_size} is too long for {population} training images "
+                f"in batches of {settings.batch_size}: keys would meet their own image. At most "
+                f"{room}."
+            )
+        self.settings = settings
+        self.encoder = build_encoder(settings)
+        self.objective = objective_of(settings, "moco_nce", population)
+        self.two_views = two_views(settings)
+        self.key_groups = 1 if settings.norm == "group" else settings.key_groups
+        self.twin = MomentumTwin(self.encoder, settings.momentum)
+        self.queue = Queue(settings.queue_size, self.encoder.embedding_dim)
         self._keys: Tensor | None = None
         self._queue_is_full = False
 

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from offsphere.cells import Cell
 from offsphere.objective import Objective
 from offsphere.training.ranks import Rows, Tensors
+from offsphere.training.settings import TrainSettings
 
 
 class Step(NamedTuple):
@@ -62,6 +63,35 @@ class Method(nn.Module):
 
     def after_step(self, progress: float) -> None:
         """What follows the optimiser's step, at this share of the training; by default nothing."""
+
+
+def objective_of(
+    settings: TrainSettings,
+    loss: str,
+    population: int,
+    *,
+    direction: str = "both",
+    within_view: bool = False,
+    false_negatives: str = "keep",
+) -> Objective:
+    """The objective that the shared settings describe."""
+    return Objective(
+        settings.cell,
+        loss,
+        population=population,
+        temperature=settings.temperature,
+        learnable_temperature=settings.learnable_temperature,
+        scale=settings.scale,
+        direction=direction,
+        within_view=within_view,
+        batch_mean_norm=settings.batch_mean_norm,
+        variance_weight=settings.variance_weight,
+        variance_on=settings.variance_on,
+        gor_weight=settings.gor_weight,
+        negatives=settings.negatives,
+        false_negatives=false_negatives,
+        loss_precision=settings.loss_precision,
+    )
 
 
 def _indivisible(method: Method) -> NotImplementedError:

@@ -18,7 +18,6 @@ from offsphere.cells import Cell
 from offsphere.data.needs import has_changed, stamp
 from offsphere.data.shards import existing
 from offsphere.data.splits import Handed
-from offsphere.objective import Objective
 from offsphere.run.command import loss_in_words
 from offsphere.run.config import command, load_yaml
 from offsphere.run.files import atomic_write
@@ -191,35 +190,6 @@ def read_weights(
         if key.startswith(f"{module}.")
     }
     return Weights(tensors, cell.numbers(), state["step"])
-
-
-def objective_of(
-    settings: TrainSettings,
-    loss: str,
-    population: int,
-    *,
-    direction: str = "both",
-    within_view: bool = False,
-    false_negatives: str = "keep",
-) -> Objective:
-    """The objective that the shared settings describe."""
-    return Objective(
-        settings.cell,
-        loss,
-        population=population,
-        temperature=settings.temperature,
-        learnable_temperature=settings.learnable_temperature,
-        scale=settings.scale,
-        direction=direction,
-        within_view=within_view,
-        batch_mean_norm=settings.batch_mean_norm,
-        variance_weight=settings.variance_weight,
-        variance_on=settings.variance_on,
-        gor_weight=settings.gor_weight,
-        negatives=settings.negatives,
-        false_negatives=false_negatives,
-        loss_precision=settings.loss_precision,
-    )
 
 
 def scored_exponents(settings: TrainSettings, trained: tuple[float, float]) -> tuple[float, float]:

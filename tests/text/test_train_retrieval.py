@@ -22,7 +22,7 @@ from offsphere.names import CELLS
 from offsphere.run.config import command, load_yaml, run_name
 from offsphere.run.record import RunFolder, run_path
 from offsphere.study.measures import unmeasured
-from offsphere.training.run import objective_of
+from offsphere.training.experiment import objective_of
 from offsphere.training.streams import stream
 from text import experiment, pairs
 from text import settings as text_settings

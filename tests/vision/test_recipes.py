@@ -12,7 +12,6 @@ from torch import nn
 from offsphere.run.config import load_yaml, parse, settings, settings_hash
 from offsphere.training import images as experiment
 from offsphere.training.loop import build_optimizers, peak_lr
-from offsphere.training.run import objective_of
 from offsphere.training.streams import stream
 from vision import train_moco, train_simclr
 from vision.methods import MoCo, SimCLR
@@ -39,12 +38,9 @@ def paper(name: str):
 
 
 def build(script: str, config) -> SimCLR | MoCo:
-    encoder, views = experiment.build_encoder(config), experiment.two_views(config)
     if script == "train_simclr":
-        objective = objective_of(config, config.loss, POPULATION)
-        return SimCLR(encoder, objective, views, config)
-    objective = objective_of(config, "moco_nce", POPULATION)
-    return MoCo(encoder, objective, views, config, queue_size=32, momentum=0.99, key_groups=2)
+        return SimCLR(config, POPULATION)
+    return MoCo(dataclasses.replace(config, queue_size=32, key_groups=2), POPULATION)
 
 
 @pytest.mark.parametrize(("script", "file"), recipes())

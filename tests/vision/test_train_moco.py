@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from offsphere.training import images as experiment
 from offsphere.training.loop import build_optimizers, peak_lr, rate, set_rate
-from offsphere.training.run import objective_of
 from offsphere.training.streams import batch_indices, stream
 from vision import train_moco, train_simclr
 from vision.methods import MoCo, SimCLR
@@ -47,16 +46,10 @@ def batch_of(pixels: Tensor, config, step: int) -> Tensor:
     return pixels[batch_indices(config.seed, step, BATCH, POPULATION)]
 
 
-def moco(config) -> MoCo:
-    return MoCo(
-        experiment.build_encoder(config),
-        objective_of(config, "moco_nce", POPULATION),
-        double_views(config),
-        config,
-        queue_size=QUEUE,
-        momentum=config.momentum,
-        key_groups=1 if config.norm == "group" else config.key_groups,
-    ).double()
+def in_double(method_class: type, config):
+    method = method_class(config, POPULATION).double()
+    method.two_views = double_views(config)
+    return method
 
 
 def sgd_by_hand(encoder: nn.Module, velocity: dict[str, Tensor], config, step: int) -> None:
@@ -114,7 +107,7 @@ def first_queue(keys: Tensor, config) -> list[Tensor]:
 )
 def test_moco_equals_a_dense_reference_for_five_steps(pixels, changes):
     config = settings(train_moco.Config, momentum=0.9, queue_size=QUEUE, **changes)
-    method = moco(config)
+    method = in_double(MoCo, config)
     optimizers = build_optimizers(method, config)
     query_encoder = experiment.build_encoder(config).double()
     key_encoder = copy.deepcopy(query_encoder)
@@ -168,14 +161,11 @@ def test_simclr_equals_lightly_and_torch_for_five_steps(pixels):
     from lightly.loss import NTXentLoss
 
     config = settings(train_simclr.Config, weight_decay=0.01)
-    objective = objective_of(config, config.loss, POPULATION)
-    method = SimCLR(
-        experiment.build_encoder(config), objective, double_views(config), config
-    ).double()
+    method = in_double(SimCLR, config)
     optimizers = build_optimizers(method, config)
     reference = experiment.build_encoder(config).double()
     # The temperature is kept in float32.
-    criterion = NTXentLoss(temperature=objective.temperature.item())
+    criterion = NTXentLoss(temperature=method.objective.temperature.item())
     matrices = [p for p in reference.parameters() if p.ndim > 1]
     rest = [p for p in reference.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
@@ -200,19 +190,7 @@ def test_the_loop_takes_exactly_these_steps(pixels, tmp_path: Path):
     from offsphere.training.loop import fit
 
     config = settings(train_moco.Config, queue_size=QUEUE, norm="group", out=str(tmp_path))
-
-    def method() -> MoCo:
-        return MoCo(
-            experiment.build_encoder(config),
-            objective_of(config, "moco_nce", POPULATION),
-            experiment.two_views(config),
-            config,
-            queue_size=QUEUE,
-            momentum=config.momentum,
-            key_groups=1,
-        )
-
-    bare, looped = method(), method()
+    bare, looped = MoCo(config, POPULATION), MoCo(config, POPULATION)
     optimizers = build_optimizers(bare, config)
     losses = [our_step(bare, optimizers, pixels, config, step).item() for step in range(STEPS)]
     batches = [batch_of(pixels, config, step) for step in range(STEPS)]

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from offsphere.objective import Objective
 from vision.methods import SimCLR
 from vision.train_simclr import Config
 
@@ -27,9 +26,10 @@ def standardised(x: torch.Tensor) -> torch.Tensor:
 
 
 def method(view_norm: str) -> SimCLR:
-    objective = Objective("dot", "nt_xent", population=50, scale="fixed").double()
-    views = lambda batch, _step, _rows=None: batch  # noqa: E731
-    return SimCLR(Normed(), objective, views, Config(), view_norm=view_norm)  # pyright: ignore
+    built = SimCLR(Config(cell="dot", scale="fixed", view_norm=view_norm), 50).double()
+    built.encoder = Normed()  # pyright: ignore
+    built.two_views = lambda batch, _step, _rows=None: batch
+    return built
 
 
 @pytest.mark.parametrize("view_norm", ["stacked", "separate"])

@@ -202,8 +202,6 @@ def test_a_method_with_only_a_forward_trains_whole_and_is_not_divided(tmp_path: 
 PEAK = """
 import sys, torch
 from pathlib import Path
-from offsphere.training.run import objective_of
-from offsphere.training import images as experiment
 from vision import train_simclr
 from vision.methods import SimCLR
 from offsphere.training.loop import _differentiated
@@ -214,9 +212,7 @@ config = train_simclr.Config(
     batch_size=batch, microbatch=micro or None, norm="group", cell="learnable", variance_weight=3,
     projector_hidden=512, image_size=64,
 )
-method = SimCLR(experiment.build_encoder(config),
-                objective_of(config, "nt_xent", 5000),
-                experiment.two_views(config), config)
+method = SimCLR(config, 5000)
 pixels = torch.zeros(batch, 3, 64, 64, dtype=torch.uint8).random_(generator=torch.Generator())
 
 def kilobytes(name):

@@ -117,24 +117,16 @@ def lane_cases() -> Iterator[tuple[str, Callable[[], Case]]]:
     """SimCLR, MoCo, CLIP, retrieval and sentence regression, as their scripts build them."""
 
     def vision(kind: str) -> Case:
-        from offsphere.training import images as experiment
-        from offsphere.training.run import objective_of
-        from vision import train_moco, train_simclr
         from vision.methods import MoCo, SimCLR
+        from vision.settings import MocoSettings, SimclrSettings
 
-        module = {"simclr": train_simclr, "moco": train_moco}[kind]
-        settings = module.Config(
-            batch_size=BATCH, norm="group", cell="learnable", variance_weight=3, norm_penalty=0.1
-        )
+        shared = {"batch_size": BATCH, "norm": "group", "cell": "learnable"}
+        shared |= {"variance_weight": 3, "norm_penalty": 0.1}
         pixels = torch.randint(0, 256, (BATCH, 3, 32, 32), generator=stream(0, "test"))
-        encoder, views = experiment.build_encoder(settings), experiment.two_views(settings)
-        loss = "moco_nce" if kind == "moco" else "nt_xent"
-        objective = objective_of(settings, loss, 90)
         if kind == "simclr":
-            method = SimCLR(encoder, objective, views, settings)
+            method = SimCLR(SimclrSettings(**shared), 90)
         else:
-            sizes = {"queue_size": 50, "momentum": 0.9, "key_groups": 1}
-            method = MoCo(encoder, objective, views, settings, **sizes)
+            method = MoCo(MocoSettings(**shared, queue_size=50, momentum=0.9), 90)
         return method, pixels.to(torch.uint8), BATCH
 
     def clip() -> Case:
