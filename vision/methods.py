@@ -8,8 +8,8 @@ from torch import Tensor
 from offsphere.interventions import grad_scale, penalised
 from offsphere.momentum import MomentumTwin, Queue, encode_without_leak
 from offsphere.training.experiment import objective_of
-from offsphere.training.images import ImageMethod, build_encoder, two_views
-from offsphere.training.ranks import Rows, Tensors
+from offsphere.training.images import ImageMethod
+from offsphere.training.ranks import Tensors
 from offsphere.training.streams import stream
 from vision.settings import MocoSettings, SimclrSettings
 
@@ -17,22 +17,19 @@ from vision.settings import MocoSettings, SimclrSettings
 class SimCLR(ImageMethod):
     """Two views of each image through one encoder, whose embeddings go to the objective."""
 
+    settings: SimclrSettings
+
     def __init__(self, settings: SimclrSettings, population: int) -> None:
         """`population` is the number of training images."""
-        super().__init__()
-        self.settings = settings
-        self.encoder = build_encoder(settings)
+        super().__init__(settings)
         self.objective = objective_of(settings, settings.loss, population)
-        self.two_views = two_views(settings)
-
-    def inputs(self, batch: Tensor, step: int, rows: Rows | None = None) -> Tensors:
-        return {"views": self.two_views(batch, step, rows)}
 
     def embed(self, inputs: Tensors) -> Tensors:
+        views = inputs["views"]
         if self.settings.view_norm == "separate":
-            view_a, view_b = (self.encoder(view)[1] for view in inputs["views"].chunk(2))
+            view_a, view_b = (self.encoder(view)[1] for view in views.chunk(2))
         else:
-            view_a, view_b = self.encoder(inputs["views"])[1].chunk(2)
+            view_a, view_b = self.encoder(views)[1].chunk(2)
         return {"left": view_a, "right": view_b}
 
     def losses(self, embedded: Tensors) -> Tensors:
@@ -47,7 +44,6 @@ class MoCo(ImageMethod):
 
     def __init__(self, settings: MocoSettings, population: int) -> None:
         """`population` is the number of training images."""
-        super().__init__()
         room = population - settings.batch_size
         if settings.queue_size > room:
             raise ValueError(
@@ -55,26 +51,22 @@ class MoCo(ImageMethod):
                 f"in batches of {settings.batch_size}: keys would meet their own image. At most "
                 f"{room}."
             )
-        self.settings = settings
-        self.encoder = build_encoder(settings)
+        super().__init__(settings)
         self.objective = objective_of(settings, "moco_nce", population)
-        self.two_views = two_views(settings)
         self.key_groups = 1 if settings.norm == "group" else settings.key_groups
         self.twin = MomentumTwin(self.encoder, settings.momentum)
         self.queue = Queue(settings.queue_size, self.encoder.embedding_dim)
         self._keys: Tensor | None = None
         self._queue_is_full = False
 
-    def inputs(self, batch: Tensor, step: int, rows: Rows | None = None) -> Tensors:
-        view_a, view_b = self.two_views(batch, step, rows).chunk(2)
-        return {"query": view_a, "key": view_b}
-
     def embed(self, inputs: Tensors) -> Tensors:
-        return {"left": self.encoder(inputs["query"])[1]}
+        query, _ = inputs["views"].chunk(2)
+        return {"left": self.encoder(query)[1]}
 
     def constants(self, inputs: Tensors, step: int) -> Tensors:
+        _, key = inputs["views"].chunk(2)
         shuffle = stream(self.settings.seed, "shuffle", step)
-        _, keys = encode_without_leak(self.twin, inputs["key"], self.key_groups, shuffle)
+        _, keys = encode_without_leak(self.twin, key, self.key_groups, shuffle)
         return {"right": keys}
 
     def losses(self, embedded: Tensors) -> Tensors:

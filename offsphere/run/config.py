@@ -26,7 +26,7 @@ import yaml
 from offsphere.names import unknown
 from offsphere.run.addresses import keep_secret, public
 from offsphere.run.catalog import identity, named
-from offsphere.run.help import default_of, help_text
+from offsphere.run.help import help_text
 from offsphere.run.safe_yaml import compose
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def settings(config: DataclassInstance) -> dict[str, Any]:
         field.name
         for field in fields(config)
         if field.metadata.get("where")
-        or (field.metadata.get("added") and getattr(config, field.name) == default_of(field))
+        or (field.metadata.get("added") and getattr(config, field.name) == field.default)
     }
     kept = {k: v for k, v in to_dict(config).items() if k not in left_out}
     return {k: _each(identity, v) if k in data else _canonical(v) for k, v in kept.items()}
@@ -228,7 +228,7 @@ def differing(config: DataclassInstance) -> dict[str, Any]:
     try:
         usual = to_dict(type(config)())
     except (TypeError, ValueError):  # some settings have no default
-        usual = {field.name: default_of(field) for field in fields(config)}
+        usual = {field.name: field.default for field in fields(config)}
     usual = {name: _canonical(value) for name, value in usual.items()}
     given = settings(config)
     names = sorted(given, key=lambda name: name != "data")
@@ -271,7 +271,7 @@ def command(script: str, config: DataclassInstance) -> str:
     words = ["python", script]
     for field in fields(config):
         value = getattr(config, field.name)
-        if value != default_of(field):
+        if value != field.default:
             words += _flag_words(field.name.replace("_", "-"), _plain(field.name, value))
     return shlex.join(words)
 
@@ -336,7 +336,7 @@ def _flagged(
     if len(own) > 1 and tuple not in _leaves(hints[name]):
         raise ValueError(f"Unexpected {own[1]!r}: settings are flags such as --name=value.")
     given = own or any(word.partition("=")[0] == f"--{name}" for word in rest)
-    if not given and any(f.name == name and default_of(f) is MISSING for f in fields(config_class)):
+    if not given and any(f.name == name and f.default is MISSING for f in fields(config_class)):
         raise ValueError(f"the following arguments are required: {called}")
     return [*rest, *([f"--{name}", *own] if own else [])]
 
@@ -467,7 +467,7 @@ def _build(
     import tyro
 
     given = _collect(config_class, items)
-    required = [f.name for f in fields(config_class) if default_of(f) is MISSING]
+    required = [f.name for f in fields(config_class) if f.default is MISSING]
     if missing := [f"--{x.replace('_', '-')}" for x in required if x not in given]:
         raise ValueError(f"the following arguments are required: {', '.join(missing)}")
     args = [word for name, (values, _) in given.items() for word in _flag_words(name, values)]

@@ -73,7 +73,7 @@ def _entry(config_class: type, name: str) -> str:
     """One flag: its name and value, what it is for, and its default."""
     field = next(f for f in dataclasses.fields(config_class) if f.name == name)
     hint = get_type_hints(config_class)[name]
-    flag, default = name.rstrip("_").replace("_", "-"), default_of(field)
+    flag, default = name.rstrip("_").replace("_", "-"), field.default
     head = f"  --{flag}" + ("" if hint is bool else f"={_value(hint)}")
     if hint is bool and default is True:
         head = f"  --no-{flag}"
@@ -87,12 +87,6 @@ def _entry(config_class: type, name: str) -> str:
     else:
         first = head
     return "\n".join([first, *(" " * INDENT + line for line in lines)]).rstrip()
-
-
-def default_of(field: dataclasses.Field[Any]) -> Any:
-    """A field's default, MISSING if it has none."""
-    make = field.default_factory
-    return field.default if make is dataclasses.MISSING else make()
 
 
 def _spelt(value: Any) -> str:

@@ -198,9 +198,16 @@ def evaluator_of(splits: ImageSplits, settings: ImageSettings) -> Evaluator:
 
 
 class ImageMethod(Method):
-    """A method that trains an encoder of images."""
+    """A method that trains an encoder of images on two random views of each."""
 
-    encoder: ImageEncoder
+    def __init__(self, settings: ImageSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.encoder = build_encoder(settings)
+        self.two_views = two_views(settings)
+
+    def inputs(self, batch: Tensor, step: int, rows: Rows | None = None) -> Tensors:
+        return {"views": self.two_views(batch, step, rows)}
 
 
 class ImageExperiment(Experiment):
@@ -217,7 +224,7 @@ class ImageExperiment(Experiment):
         handed: Handed | None,
         make_method: Callable[[Any, int], ImageMethod],
     ) -> None:
-        """`make_method` makes the script's method from its settings and the number of images."""
+        """`make_method` is the script's method, made from settings and the number of images."""
         self.settings, self.folder, self.make_method = settings, folder, make_method
         self.splits = load_splits(settings, handed)
         self.population = len(self.splits.train)
