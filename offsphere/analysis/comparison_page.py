@@ -17,7 +17,7 @@ from offsphere.analysis.page_tables import Row, Table
 from offsphere.page.charts import Chart, columns, drawn, write_figure
 from offsphere.page.engine import render
 from offsphere.page.looks import look_of
-from offsphere.run.files import atomic_write
+from offsphere.run.files import write_whole
 
 PAGE, TABLE, FIGURE = "comparison.html", "comparison.csv", "forest"
 
@@ -57,9 +57,9 @@ def write(found: Compared, folder: Path) -> None:
     writer = csv.DictWriter(content, records[0], lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
-    atomic_write(folder / TABLE, lambda file: file.write(content.getvalue().encode()))
+    write_whole(folder / TABLE, content.getvalue())
     write_figure(chart, data, folder / FIGURE)
-    atomic_write(folder / PAGE, lambda file: file.write(text.encode()))
+    write_whole(folder / PAGE, text)
 
 
 def _headline(found: Compared) -> str:

@@ -16,7 +16,7 @@ from offsphere.analysis.panels import Panel, file_name
 from offsphere.analysis.tables import csv_lines, is_missing
 from offsphere.analysis.words import mean_and_interval, plain, spoken, words_of
 from offsphere.names import unknown
-from offsphere.run.files import atomic_write
+from offsphere.run.files import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +37,7 @@ def write_tables(study: Study, folder: Path, metrics: Sequence[str] = ()) -> Non
         texts = {"csv": as_csv(tidy), "md": as_markdown(paper), "tex": as_latex(paper)}
         for suffix, text in texts.items():
             path = folder / f"{file_name(panel, place)}.{suffix}"
-            atomic_write(path, lambda file, text=text: file.write(text.encode()))
+            write_whole(path, text)
 
 
 def shown_metrics(panel: Panel) -> list[str]:

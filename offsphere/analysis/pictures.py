@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from offsphere.analysis.captions import CAPTIONS
 from offsphere.analysis.conditions import parts_of, plain_name, varying_settings
 from offsphere.analysis.tables import runs_table
-from offsphere.run.files import atomic_write
+from offsphere.run.files import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,7 +97,7 @@ def write_pictures(folder: str | Path) -> None:
         home = folder / PICTURES / drawing.part
         home.mkdir(parents=True, exist_ok=True)
         file = home / f"{drawing.name}.webp"
-        atomic_write(file, lambda out, content=picture.content: out.write(content))
+        write_whole(file, picture.content)
         written.setdefault(home, set()).add(file)
     for home, files in written.items():
         for old in set(home.iterdir()) - files:

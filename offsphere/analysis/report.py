@@ -28,7 +28,7 @@ from offsphere.analysis.tables import RUNS, StudyTables, run_folders
 from offsphere.run import safe_yaml
 from offsphere.run.command import one_line_errors
 from offsphere.run.config import parse
-from offsphere.run.files import atomic_write
+from offsphere.run.files import write_whole
 from offsphere.run.progress import speaking, track
 from offsphere.share import CONFIGS
 
@@ -127,7 +127,7 @@ def write_report(
             write_figures(study, drawn if page.parent in folders else drawn / study.name)
         if not own:
             write_overview(overviews, lines, drawn)
-    atomic_write(page, lambda file: file.write(text.encode()))
+    write_whole(page, text)
     return page
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from offsphere.analysis.foreign import check_curve, check_row
 from offsphere.run import safe_yaml
 from offsphere.run.catalog import identity, named
-from offsphere.run.files import atomic_write
+from offsphere.run.files import write_whole
 from offsphere.run.record import RunFolder
 from offsphere.share import ADDED
 
@@ -361,7 +361,7 @@ def write_examples(table: pd.DataFrame, path: str | Path) -> None:
     with ParquetWriter(buffer, rows.schema, **SMALL_PARQUET) as writer:
         for end, count in zip(counts.cumsum(), counts, strict=True):
             writer.write_table(rows.slice(end - count, count), row_group_size=max(count, 1))
-    atomic_write(path, lambda file: file.write(buffer.getvalue()))
+    write_whole(path, buffer.getvalue())
 
 
 def read_examples(path: str | Path) -> pd.DataFrame:
@@ -403,7 +403,7 @@ def _write_rows(path: str | Path, columns: Iterable[Any], rows: Iterable[list[An
     content = csv_lines([[str(column) for column in columns], *spelt]).encode()
     if str(path).endswith(".gz"):
         content = gzip.compress(content, mtime=0)
-    atomic_write(path, lambda file: file.write(content))
+    write_whole(path, content)
 
 
 def _spell(value: Any) -> str:

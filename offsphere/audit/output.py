@@ -19,13 +19,13 @@ from offsphere.audit.settings import AuditSettings
 from offsphere.audit.table import Problem, Table
 from offsphere.audit.words import percent, points, shown_remedies
 from offsphere.run.config import settings_hash, to_dict
-from offsphere.run.files import atomic_write
+from offsphere.run.files import write_whole
 from offsphere.run.record import provenance, write_json
 
 
 def write_table(folder: Path, table: Table) -> None:
     """The table as results.csv."""
-    atomic_write(folder / "results.csv", lambda file: file.write(table.csv()))
+    write_whole(folder / "results.csv", table.csv())
 
 
 def write_report(folder: Path, report: Report) -> None:
@@ -34,7 +34,7 @@ def write_report(folder: Path, report: Report) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_table(folder, report.table)
     write_json(folder / "audit.json", report.content())
-    atomic_write(folder / "audit.html", lambda file: file.write(text.encode()))
+    write_whole(folder / "audit.html", text)
 
 
 def finish(config: AuditSettings, report: Report) -> Path:

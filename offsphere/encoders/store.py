@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from offsphere.run.files import atomic_write, cache_file
+from offsphere.run.files import cache_file, write_whole
 
 Tensors = dict[str, Tensor]
 
@@ -62,7 +62,7 @@ def _write(file: Path, key: str, tensors: Tensors) -> None:
     content = save(tensors, {"key": key, "digest": _digest(tensors)})
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(file, lambda opened: opened.write(content))
+        write_whole(file, content)
     except OSError as error:
         print(f"The features are not cached: {error}", file=sys.stderr)
 

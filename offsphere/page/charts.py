@@ -18,7 +18,7 @@ from typing import Any
 
 from offsphere.page.looks import COLOURS, Look
 from offsphere.page.numbers import DIGITS, short
-from offsphere.run.files import atomic_write
+from offsphere.run.files import write_whole
 
 Chart = dict[str, Any]
 Columns = Mapping[str, Sequence[Any]]
@@ -135,7 +135,7 @@ def write_figure(chart: Chart, datasets: Datasets, stem: Path) -> list[Path]:
     }
     paths = [stem.with_name(f"{stem.name}.{form}") for form in forms]
     for path, content in zip(paths, forms.values(), strict=True):
-        atomic_write(path, lambda file, content=content: file.write(content))
+        write_whole(path, content)
     return paths
 
 

@@ -64,6 +64,12 @@ def atomic_write(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
         os.close(folder)
 
 
+def write_whole(path: str | Path, content: bytes | memoryview | str) -> None:
+    """Replace a file's content, a string as UTF-8, whole or not at all."""
+    content = content.encode() if isinstance(content, str) else content
+    atomic_write(path, lambda file: file.write(content))
+
+
 def check_folder(out: str) -> None:
     """Refuse an --out that is empty, or in which a file is in a new folder's way."""
     if not out:

@@ -33,7 +33,7 @@ from offsphere.run.config import (
     telling_name,
     to_yaml,
 )
-from offsphere.run.files import Lock, atomic_write
+from offsphere.run.files import Lock, write_whole
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -82,7 +82,7 @@ class RunFolder(AbstractContextManager):
     def rewind(self, step: int) -> None:
         """Drop the rows after `step` (the checkpoint's) and a half-written last line."""
         kept = [row for row in self.steps() if row["step"] <= step]
-        _write_text(self.path / "steps.jsonl", "".join(_to_json(row) + "\n" for row in kept))
+        write_whole(self.path / "steps.jsonl", "".join(_to_json(row) + "\n" for row in kept))
         self._opened = time.monotonic()
         self._seconds_before = kept[-1].get("run/seconds", 0.0) if kept else 0.0
 
@@ -231,7 +231,7 @@ def open_run(
             before = before if isinstance(before, list) else [before]
             run._write("provenance.json", {**stored, "resumed": [*before, now]})
         if run.state == "new":
-            _write_text(path / "config.yaml", to_yaml(config))
+            write_whole(path / "config.yaml", to_yaml(config))
     except BaseException:
         run.close()
         raise
@@ -240,7 +240,7 @@ def open_run(
 
 def write_json(path: str | Path, content: dict[str, Any]) -> None:
     """Write a mapping as JSON, whole or not at all, with non-finite floats as their names."""
-    _write_text(Path(path), _to_json(content, indent=2) + "\n")
+    write_whole(path, _to_json(content, indent=2) + "\n")
 
 
 def provenance(data: dict[str, Any] | None) -> dict[str, Any]:
@@ -321,10 +321,6 @@ def _append(path: Path, line: bytes) -> None:
             file.truncate(file.read().rfind(b"\n") + 1)
         if file.write(line) != len(line):
             raise OSError(errno.ENOSPC, "only a part of a row could be written", str(path))
-
-
-def _write_text(path: Path, text: str) -> None:
-    atomic_write(path, lambda file: file.write(text.encode()))
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

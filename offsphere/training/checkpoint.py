@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from offsphere.run.files import atomic_write
+from offsphere.run.files import write_whole
 from offsphere.training.experiment import Experiment
 from offsphere.training.ranks import Ranks
 
@@ -23,7 +23,7 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     # In memory first: torch's zip writer turns a full disk into an error that hides its cause.
     content = io.BytesIO()
     torch.save(state, content)
-    atomic_write(folder / FILE, lambda file: file.write(content.getbuffer()))
+    write_whole(folder / FILE, content.getbuffer())
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any] | None:

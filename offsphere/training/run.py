@@ -20,7 +20,7 @@ from offsphere.data.shards import existing
 from offsphere.data.splits import Handed
 from offsphere.run.command import loss_in_words
 from offsphere.run.config import command, load_yaml
-from offsphere.run.files import atomic_write
+from offsphere.run.files import write_whole
 from offsphere.run.record import RunFolder, open_run
 from offsphere.training.checkpoint import load_checkpoint
 from offsphere.training.experiment import Experiment
@@ -200,4 +200,4 @@ def scored_exponents(settings: TrainSettings, trained: tuple[float, float]) -> t
 def save_tensors(path: Path, tensors: Tensors) -> None:
     """Write named tensors as one safetensors file, whole or not at all."""
     content = to_bytes({name: tensor.contiguous() for name, tensor in tensors.items()})
-    atomic_write(path, lambda file: file.write(content))
+    write_whole(path, content)
