@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from offsphere.cells import Cell
-from offsphere.evaluation.geometry import alignment, norm_statistics, rankme, uniformity, unit
-from offsphere.variance import negative_statistics
+from offsphere.evaluation.geometry import batch_numbers
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -45,38 +44,6 @@ NORM_FACTOR = 100.0
 
 class CollapseWarning(UserWarning):
     """Embeddings stop telling things apart."""
-
-
-@torch.no_grad()
-def measure(
-    left: Float[Tensor, "n d"],
-    right: Float[Tensor, "n d"],
-    exponents: Sequence[float | Tensor],
-    temperature: float | Tensor | None,
-) -> dict[str, float]:
-    """Named numbers of one batch of raw embeddings (left and right are its two sides)."""
-    u, v = unit(left.float()), unit(right.float())
-    mean, variance = negative_statistics(u, v)
-    numbers: dict[str, Tensor | float] = {
-        "negative_mean": mean,
-        "negative_variance": variance,
-        "alignment": alignment(left, right),
-        "uniformity": uniformity(left),
-        "rankme": rankme(left),
-        "rankme_unit": rankme(u),
-    }
-    for side, x in (("left", left), ("right", right)):
-        for name, value in norm_statistics(x).items():
-            numbers[f"norm_{side}_{name}"] = value
-    powers = [torch.as_tensor(g, device=left.device) for g in exponents]
-    numbers["exponent_left"], numbers["exponent_right"] = powers
-    if temperature is not None:
-        # The temperature that a row's unit vectors would need for the same logits.
-        shrunk = left.norm(dim=1).mean() ** (1 - powers[0])
-        shrunk = shrunk * right.norm(dim=1).mean() ** (1 - powers[1])
-        numbers["temperature"] = temperature
-        numbers["effective_temperature"] = temperature / shrunk
-    return {name: float(value) for name, value in numbers.items()}
 
 
 class Telemetry:
@@ -117,7 +84,7 @@ class Telemetry:
         if lost:
             self._warn("finite", f"{lost} of {len(left)} pairs of embeddings are NaN or infinite")
             return {"train/bad_pairs": float(lost)}
-        numbers = measure(left, right, *scoring)
+        numbers = batch_numbers(left, right, *scoring)
         self._look(numbers, min(left.shape))
         return {f"train/{name}": value for name, value in numbers.items()}
 

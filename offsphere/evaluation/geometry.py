@@ -1,7 +1,8 @@
 """What embeddings look like: norms, alignment, uniformity, modality gap, hubness, rank, isotropy.
 
 Every function takes raw embeddings and returns 0-d tensors (or a dict of them) without reading a
-value back from the device, so that training can call the cheap ones every few steps.
+value back from the device, so that training can call the cheap ones every few steps; only
+`batch_numbers`, which a logged step calls, reads them all.
 A correlation with something constant is undefined and comes back as NaN.
 """
 
@@ -13,8 +14,11 @@ import torch
 from torch import Tensor
 
 from offsphere.cells import shrink
+from offsphere.variance import negative_statistics
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jaxtyping import Float, Int
 
 QUANTILES = (0.05, 0.25, 0.50, 0.75, 0.95)
@@ -233,6 +237,38 @@ def top_items(
 def unit(x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
     """The rows at norm 1; a zero row stays zero."""
     return shrink(x.detach(), 1.0)
+
+
+@torch.no_grad()
+def batch_numbers(
+    left: Float[Tensor, "n d"],
+    right: Float[Tensor, "n d"],
+    exponents: Sequence[float | Tensor],
+    temperature: float | Tensor | None,
+) -> dict[str, float]:
+    """What a logged step says of its batch of raw embeddings, as plain numbers by name."""
+    u, v = unit(left.float()), unit(right.float())
+    mean, variance = negative_statistics(u, v)
+    numbers: dict[str, Tensor | float] = {
+        "negative_mean": mean,
+        "negative_variance": variance,
+        "alignment": alignment(left, right),
+        "uniformity": uniformity(left),
+        "rankme": rankme(left),
+        "rankme_unit": rankme(u),
+    }
+    for side, x in (("left", left), ("right", right)):
+        for name, value in norm_statistics(x).items():
+            numbers[f"norm_{side}_{name}"] = value
+    powers = [torch.as_tensor(g, device=left.device) for g in exponents]
+    numbers["exponent_left"], numbers["exponent_right"] = powers
+    if temperature is not None:
+        # The temperature that a row's unit vectors would need for the same logits.
+        shrunk = left.norm(dim=1).mean() ** (1 - powers[0])
+        shrunk = shrunk * right.norm(dim=1).mean() ** (1 - powers[1])
+        numbers["temperature"] = temperature
+        numbers["effective_temperature"] = temperature / shrunk
+    return {name: float(value) for name, value in numbers.items()}
 
 
 def _top_items_of_tile(

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from offsphere.evaluation.geometry import batch_numbers
 from offsphere.objective import Objective
 from offsphere.run.config import to_dict
 from offsphere.run.files import atomic_write
 from offsphere.run.record import RunFolder
 from offsphere.training.settings import TrainSettings
-from offsphere.watch import measure
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -64,7 +64,7 @@ def telemetry(
     left: Float[Tensor, "n d"], right: Float[Tensor, "n d"], objective: Objective
 ) -> dict[str, float]:
     """Named numbers of one batch of raw embeddings (left and right are its two sides)."""
-    numbers = measure(left, right, objective.cell.exponents, objective.temperature)
+    numbers = batch_numbers(left, right, objective.cell.exponents, objective.temperature)
     numbers["scale_ratio"] = float(objective.ratio)
     return {f"train/{name}": value for name, value in numbers.items()}
 

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from offsphere.dropin import ClipLoss, NTXentLoss
+from offsphere.evaluation.geometry import batch_numbers
 from offsphere.watch import (
     CollapseWarning,
     Telemetry,
     lightning_callback,
-    measure,
     trainer_callback,
 )
 
@@ -49,7 +49,7 @@ class TwoTowers(nn.Module):
 
 
 def expected(model: TwoTowers, step: int) -> dict[str, float]:
-    numbers = measure(*model.embedded[step], (0.0, 0.0), None)
+    numbers = batch_numbers(*model.embedded[step], (0.0, 0.0), None)
     return {f"train/{name}": value for name, value in numbers.items()}
 
 
