@@ -119,6 +119,8 @@ class Pictures:
             return read_pictures(self.pictures, indices, self.image_size)
         return self.pictures.index_select(0, indices)
 
+    __getitem__ = batch  # for a DataLoader whose sampler gives several rows at a time
+
 
 def check_request(split: str, image_size: int | None, limit: int | None) -> None:
     """Refuse a split, a size or a number of pictures that cannot be had of any data."""

@@ -34,6 +34,11 @@ def accuracy_per_norm_bucket(
     return count, torch.where(count >= LEAST_IN_BUCKET, hits / count, torch.nan)
 
 
+def both_kinds(correct: Bool[Tensor, " n"]) -> bool:
+    """Whether there is anything to tell apart: some are right, and some are wrong."""
+    return 0 < int(correct.sum()) < len(correct)
+
+
 def auroc(scores: Float[Tensor, " n"], positive: Bool[Tensor, " n"]) -> float:
     """Chance that a positive scores above a negative, ties counted as half (Mann-Whitney)."""
     _check_equal_length(scores=scores, positive=positive)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from offsphere.data.images import Images, ImageSplits, is_labelled
 from offsphere.data.views import IMAGENET_MEAN, IMAGENET_STD
@@ -15,6 +15,7 @@ from offsphere.evaluation.clustering import clustering
 from offsphere.evaluation.confidence import (
     accuracy_per_norm_bucket,
     auroc,
+    both_kinds,
     expected_calibration_error,
     logistic_confidence,
     norm_as_ood,
@@ -135,14 +136,14 @@ class Evaluator:
         examples, accuracy = accuracy_per_norm_bucket(norms, vote.correct)
         self.outcomes[f"{prefix}bucket_accuracy"] = accuracy
         self.outcomes[f"{prefix}bucket_count"] = examples
-        measurable = _both_kinds(vote.correct)
+        measurable = both_kinds(vote.correct)
         if measurable:
             metrics[f"test/{prefix}norm_auroc"] = auroc(norms, vote.correct)
         if layer.validation is not None and self.splits.validation is not None:
             labels, truth = self.splits.train.labels, self.splits.validation.labels
             k = min(self.k, len(layer.train))
             seen = knn(layer.train, labels, layer.validation, truth, k=k)
-            if measurable and _both_kinds(seen.correct):
+            if measurable and both_kinds(seen.correct):
                 held_out = (seen.confidence, layer.validation.norm(dim=1), seen.correct)
                 test = (vote.confidence, norms, vote.correct)
                 for name, with_norm in (("ece", False), ("ece_with_norm", True)):
@@ -196,10 +197,6 @@ def _without_classes(test: Features, outside: Features | None) -> dict[str, floa
     return metrics
 
 
-def _both_kinds(correct: Tensor) -> bool:
-    return 0 < int(correct.sum()) < len(correct)
-
-
 @torch.no_grad()
 def extract(encoder: ImageEncoder, images: Images, workers: int = 0) -> Features:
     """Raw features and embeddings of unaugmented images, on the CPU; workers decode lazy images."""
@@ -207,8 +204,9 @@ def extract(encoder: ImageEncoder, images: Images, workers: int = 0) -> Features
     mean = torch.tensor(IMAGENET_MEAN, device=device)[:, None, None] * 255
     std = torch.tensor(IMAGENET_STD, device=device)[:, None, None] * 255
     loader = DataLoader(
-        Chunks(images),
+        images,  # pyright: ignore[reportArgumentType]
         batch_size=None,
+        sampler=torch.arange(len(images)).split(CHUNK),
         num_workers=0 if images.in_memory else workers,
     )
     training = encoder.training
@@ -220,17 +218,3 @@ def extract(encoder: ImageEncoder, images: Images, workers: int = 0) -> Features
     encoder.train(training)
     backbone, embedding = (torch.cat(x) for x in zip(*parts, strict=True))
     return Features(backbone, embedding)
-
-
-class Chunks(Dataset):
-    """All pictures in order, a few hundred at a time."""
-
-    def __init__(self, images: Images) -> None:
-        self.images = images
-
-    def __len__(self) -> int:
-        return -(-len(self.images) // CHUNK)
-
-    def __getitem__(self, number: int) -> Tensor:
-        end = min(len(self.images), (number + 1) * CHUNK)
-        return self.images.batch(torch.arange(number * CHUNK, end))
