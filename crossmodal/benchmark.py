@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from offsphere.names import check_similarities
 from offsphere.run.command import one_line_errors
-from offsphere.run.config import parse, settings_hash, to_dict, where
+from offsphere.run.config import parse, settings_hash, to_dict, unhashed
 from offsphere.run.progress import speaking
 from offsphere.run.record import find_run, provenance, write_json
 from offsphere.training.settings import canonical_eval_cell, check_setting
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class Config:
     """`--run`, `--model` with `--pretrained`, or `--embeddings`."""
 
-    run: str | None = where(None)
+    run: str | None = unhashed(None)
     """The folder of a run of train_clip.py, or the beginning of its name."""
     model: str | None = None
     """An open_clip name, a JSON file such as those in configs/models, local-dir:FOLDER or
@@ -73,18 +73,18 @@ class Config:
     """Of the bootstrap."""
     on_bad_sample: Literal["error", "skip"] = "error"
     """A damaged image is an error, or is left out and counted."""
-    batch_size: int = where(64)
-    workers: int = where(0)
+    batch_size: int = unhashed(64)
+    workers: int = unhashed(0)
     """Processes that read clip-benchmark's map-style data."""
-    threads: int = where(2)
-    download: bool = where(False)
+    threads: int = unhashed(2)
+    download: bool = unhashed(False)
     """Let torchvision fetch clip-benchmark's data."""
-    cache: bool = where(True)
+    cache: bool = unhashed(True)
     """Keep features in the user's cache; the key holds weights, data and preprocessing."""
-    save_embeddings: bool = where(False)
+    save_embeddings: bool = unhashed(False)
     """Save the raw embeddings of each data set."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = where("auto")
-    out: str = where("results")
+    device: Literal["auto", "cpu", "cuda", "mps"] = unhashed("auto")
+    out: str = unhashed("results")
     """Where the numbers go, unless it is a run: its numbers go into its own folder."""
 
     def __post_init__(self) -> None:

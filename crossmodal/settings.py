@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from offsphere.names import LOSSES, PAIR_LOSSES
 from offsphere.run.catalog import KNOWN
-from offsphere.run.config import added, data_name, keyboard, where
+from offsphere.run.config import added, data_name, keyboard, unhashed
 from offsphere.run.help import Groups
 from offsphere.share import CONFIGS
 from offsphere.training.settings import (
@@ -111,7 +111,7 @@ class ClipSettings(TrainSettings):
     """Probability of a mirrored picture."""
     templates: str | None = None
     """Prompts of the zero-shot classes: a name in crossmodal/prompts or a FILE.txt."""
-    save_embeddings: bool = where(False)
+    save_embeddings: bool = unhashed(False)
     """Save the test set's embeddings."""
 
     def __post_init__(self) -> None:

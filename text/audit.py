@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from offsphere.audit.settings import AuditSettings
 from offsphere.run.catalog import kind_of
-from offsphere.run.config import canonical_data, check_positive, data_name, where
+from offsphere.run.config import canonical_data, check_positive, data_name, unhashed
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -47,8 +47,8 @@ class Config(AuditSettings):
     """How token vectors become one: auto is what the model's own files say, else the mean."""
     max_length: int | None = None
     """Tokens after which a text is cut; default: what the model's files say, else 512."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = where("auto")
-    data_root: str | None = where(None)
+    device: Literal["auto", "cpu", "cuda", "mps"] = unhashed("auto")
+    data_root: str | None = unhashed(None)
     """Where data with a name lie; default: OFFSPHERE_DATA, else the user's cache."""
     on_bad_sample: Literal["error", "skip"] = "error"
     """A damaged document, query or judgement is an error, or is left out and counted."""

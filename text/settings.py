@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from offsphere.names import check_similarities
 from offsphere.run.catalog import kind_of
-from offsphere.run.config import added, data_name, where
+from offsphere.run.config import added, data_name, unhashed
 from offsphere.run.help import Groups
 from offsphere.training.settings import WIDEST, TrainSettings, check_between, check_setting
 
@@ -240,17 +240,17 @@ class RetrievalSettings(TextSettings):
     """Budget in pairs seen. Without it and epochs: 60,000."""
     lr: float = 5e-4
     """Peak learning rate, before lr_rule."""
-    save_embeddings: bool = where(False)
+    save_embeddings: bool = unhashed(False)
     """Save the embeddings of the evaluation queries and of all documents."""
-    similarities: tuple[str, ...] = where(())
+    similarities: tuple[str, ...] = unhashed(())
     """Post-hoc similarities to rank with beside the cells, such as centred, whitened or csls; they
     are fitted on all documents and on the training queries. Not part of a run's name: give it when
     the run is made."""
-    reader: str | None = where(None)
+    reader: str | None = unhashed(None)
     """A Hugging Face folder or cached name that answers questions from the best documents, at every
     evaluation: an extractive model (...ForQuestionAnswering) or a generator such as Flan-T5.
     Reports exact match and token F1; queries.jsonl must give `answers`."""
-    reader_passages: int = where(5)
+    reader_passages: int = unhashed(5)
     """Documents that the reader sees for each question (the paper's 5)."""
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offsphere.run.command import one_line_errors
-from offsphere.run.config import parse, where
+from offsphere.run.config import parse, unhashed
 from offsphere.run.files import atomic_write
 from offsphere.run.record import RunFolder, open_run, run_path
 from offsphere.training.settings import check_setting
@@ -26,11 +26,11 @@ class LabSettings:
 
     seed: int = 0
     """Decides every random number."""
-    study: str | None = where(None)
+    study: str | None = unhashed(None)
     """The folder under --out that collects the runs of one study; else the module's name."""
-    out: str = where("results")
+    out: str = unhashed("results")
     """The folder of all results."""
-    resume: bool = where(True)
+    resume: bool = unhashed(True)
     """A finished run is only shown again; --no-resume measures it anew."""
 
     def __post_init__(self) -> None:

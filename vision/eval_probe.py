@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from offsphere.run.command import one_line_errors
-from offsphere.run.config import parse, settings_hash, to_dict, where
+from offsphere.run.config import parse, settings_hash, to_dict, unhashed
 from offsphere.run.record import find_run, provenance, write_json
 from offsphere.training.settings import (
     LARGEST_IMAGE,
@@ -96,14 +96,14 @@ class Config:
     """CPU threads; another number than the run's gives other last bits."""
     on_bad_sample: Literal["error", "skip"] | None = None
     """A damaged image is an error, or is left out and counted."""
-    save_embeddings: bool = where(False)
+    save_embeddings: bool = unhashed(False)
     """Save the test set's features and embeddings."""
-    download: bool = where(False)
+    download: bool = unhashed(False)
     """Let torchvision fetch its data."""
-    root: str | None = where(None)
+    root: str | None = unhashed(None)
     """Where torchvision's data lies; default: the user's cache."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = where("auto")
-    out: str = where("results")
+    device: Literal["auto", "cpu", "cuda", "mps"] = unhashed("auto")
+    out: str = unhashed("results")
     """Where the numbers of a backbone go; those of a run go into its own folder."""
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from offsphere.names import check_similarities
-from offsphere.run.config import check_positive, where
+from offsphere.run.config import check_positive, unhashed
 from offsphere.run.files import check_folder
 from offsphere.training.settings import canonical_eval_cell
 
@@ -21,8 +21,8 @@ class AuditSettings:
     """Bootstrap samples of the intervals."""
     seed: int = 0
     """Of the bootstrap, of permuted norms, and of the halves that remedies are fitted on."""
-    threads: int = where(2)
-    out: str = where("results")
+    threads: int = unhashed(2)
+    out: str = unhashed("results")
     """The folder below which audit/ gets the table, audit.json and the page."""
 
     def __post_init__(self) -> None:

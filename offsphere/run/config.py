@@ -42,9 +42,9 @@ LONGEST_NAME = 120
 """Characters of a run folder's name."""
 
 
-def where(default: Any) -> Any:
+def unhashed(default: Any) -> Any:
     """A field that says where or how a run runs (out, workers, device): left out of its hash."""
-    return dataclasses.field(default=default, metadata={"where": True})
+    return dataclasses.field(default=default, metadata={"unhashed": True})
 
 
 def added(default: Any) -> Any:
@@ -64,7 +64,7 @@ def data_name(default: Any) -> Any:
 def keyboard(default: Any) -> Any:
     """A permission: only the person at the keyboard gives it, as a flag. No file may, no record
     keeps it, and a run's hash leaves it out."""
-    return dataclasses.field(default=default, metadata={"where": True, "keyboard": True})
+    return dataclasses.field(default=default, metadata={"unhashed": True, "keyboard": True})
 
 
 def canonical_data(config: DataclassInstance) -> None:
@@ -178,14 +178,14 @@ def to_dict(config: DataclassInstance) -> dict[str, Any]:
 def settings(config: DataclassInstance) -> dict[str, Any]:
     """The settings that make the run what it is, in one spelling (1.0 is 1).
 
-    No `where` fields, and no `added` fields that have their default. Data that committed rows call
-    by an old place go by that.
+    No `unhashed` fields, and no `added` fields that have their default. Data that committed rows
+    call by an old place go by that.
     """
     data = {field.name for field in fields(config) if field.metadata.get("data")}
     left_out = {
         field.name
         for field in fields(config)
-        if field.metadata.get("where")
+        if field.metadata.get("unhashed")
         or (field.metadata.get("added") and getattr(config, field.name) == field.default)
     }
     kept = {k: v for k, v in to_dict(config).items() if k not in left_out}

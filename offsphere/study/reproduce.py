@@ -113,7 +113,7 @@ def settings_in(row: Mapping[str, Any], config_class: type) -> dict[str, Any]:
     known = [
         field.name
         for field in fields(config_class)
-        if not field.metadata.get("where") or field.name in MEASURED
+        if not field.metadata.get("unhashed") or field.name in MEASURED
     ]
     given = {name: row[name] for name in known if row.get(name) is not None}
     permissions = {f.name for f in fields(config_class) if f.metadata.get("keyboard")}

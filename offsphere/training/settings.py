@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 from offsphere.names import LARGEST_SCALE, parse_cell
 from offsphere.run.catalog import KNOWN
-from offsphere.run.config import added, canonical_data, data_name, where
+from offsphere.run.config import added, canonical_data, data_name, unhashed
 from offsphere.run.help import Groups
 
 DEFAULT_SAMPLES = 120_000
@@ -108,28 +108,28 @@ class TrainSettings:
     keep: Literal["last", "best"] = added("last")
     """Which weights are measured and saved: the last, or the best of those that eval_every looks
     at, by validation data alone (kNN, mean R@1, nDCG@10 or Spearman)."""
-    study: str | None = where(None)
+    study: str | None = unhashed(None)
     """Folder below `out`; default: the script's name."""
-    out: str = where("results")
+    out: str = unhashed("results")
     """Where run folders go."""
-    device: str = where("auto")
+    device: str = unhashed("auto")
     """auto, cpu, cuda or mps."""
-    devices: int = where(1)
+    devices: int = unhashed(1)
     """Processes on this machine, one per device, that share each batch (torchrun sets its own)."""
-    nodes: int = where(1)
+    nodes: int = unhashed(1)
     """Machines, each with so many devices."""
-    workers: int = where(0)
+    workers: int = unhashed(0)
     """Processes that prepare batches; 0 prepares them in this one."""
-    checkpoint_every: int = where(200)
+    checkpoint_every: int = unhashed(200)
     """Steps between checkpoints."""
-    data_root: str | None = where(None)
+    data_root: str | None = unhashed(None)
     """Where data with a name lie (cifar10-shards, flickr8k-128, scifact ...: docs/data.md);
     default: OFFSPHERE_DATA, else the user's cache."""
-    resume: bool = where(True)
+    resume: bool = unhashed(True)
     """Resume a run that was cut. --no-resume moves its folder aside and starts anew."""
-    loggers: tuple[Literal["tensorboard", "wandb"], ...] = where(())
+    loggers: tuple[Literal["tensorboard", "wandb"], ...] = unhashed(())
     """Further loggers beside steps.jsonl (extra `loggers`)."""
-    progress: bool = where(True)
+    progress: bool = unhashed(True)
     """Show a progress bar on a terminal."""
 
     def __post_init__(self) -> None:
@@ -273,9 +273,9 @@ class ImageSettings(TrainSettings):
     """Side of the pictures in pixels."""
     on_bad_sample: Literal["error", "skip"] = "error"
     """A damaged image stops the run, or is left out and counted."""
-    download: bool = where(False)
+    download: bool = unhashed(False)
     """Let torchvision fetch its data."""
-    root: str | None = where(None)
+    root: str | None = unhashed(None)
     """Where torchvision's data lies; default: the user's cache."""
 
     backbone: str = "tiny_resnet"
@@ -318,9 +318,9 @@ class ImageSettings(TrainSettings):
     momentum 0.9 of their code (sgd_momentum) or without any."""
     layer: Literal["all", "backbone", "embedding"] = "all"
     """Which features are probed, raw and normalised."""
-    save_views: bool = where(False)
+    save_views: bool = unhashed(False)
     """Save a picture of the augmented views."""
-    save_embeddings: bool = where(False)
+    save_embeddings: bool = unhashed(False)
     """Save the test set's features and embeddings."""
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from offsphere.analysis.digest import read_study
 from offsphere.analysis.pictures import drawings, picture_of, write_pictures
 from offsphere.analysis.report import CLAIMS, write_report
 from offsphere.analysis.tables import RUNS, run_folders, runs_table
-from offsphere.run.config import where
+from offsphere.run.config import unhashed
 from offsphere.run.record import open_run
 from offsphere.run.scripts import Script
 from offsphere.study.plan import Run
@@ -36,8 +36,8 @@ CASES = {"landing": {}, "separation": {}, "band": {"band/2/plain": 0.15, "band/2
 class Training:
     cell: str = "cosine"
     seed: int = 0
-    study: str | None = where(None)
-    out: str = where("results")
+    study: str | None = unhashed(None)
+    out: str = unhashed("results")
 
 
 def draw_theory(out: Path, seed: int = 0) -> Run:

@@ -34,7 +34,7 @@ from offsphere.analysis.tables import (
     write_examples,
     write_runs,
 )
-from offsphere.run.config import where
+from offsphere.run.config import unhashed
 from offsphere.run.record import open_run
 
 
@@ -47,7 +47,7 @@ class Config:
     head_norm: bool = False
     sizes: tuple[int, ...] = (1, 2)
     note: str | None = None
-    out: str = where("results")
+    out: str = unhashed("results")
 
 
 def record(folder: Path, config: Config, metrics: dict | None, reason: str = "") -> Path:

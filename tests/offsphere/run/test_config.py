@@ -23,12 +23,11 @@ from offsphere.run.config import (
     run_name,
     settings_hash,
     telling_name,
-    where,
 )
 
 SCRIPT = '''
 from dataclasses import dataclass
-from offsphere.run.config import parse, where
+from offsphere.run.config import parse, unhashed
 
 @dataclass(frozen=True)
 class Config:
@@ -36,7 +35,7 @@ class Config:
     """Which sides are normalised."""
     batch_size: int = 256
     """Images per step."""
-    out: str = where("results")
+    out: str = unhashed("results")
 
 if __name__ == "__main__":
     import sys
@@ -51,9 +50,9 @@ class Config:
     loss: Literal["nt_xent", "dcl", "none"] = "nt_xent"
     batch_size: int = 256
     lr: float = 0.1
-    resume: bool = where(True)
+    resume: bool = unhashed(True)
     download: bool = False
-    loggers: tuple[str, ...] = where(())
+    loggers: tuple[str, ...] = unhashed(())
     layers: tuple[int, int] = (1, 2)
     sides: tuple[Literal["left", "right"], ...] = ("left",)
     samples: int | None = None
@@ -61,7 +60,7 @@ class Config:
     amp: bool | None = None
     eval_loss: Literal["nt_xent", "dcl"] | None = None
     seed: int = 0
-    out: str = where("results")
+    out: str = unhashed("results")
 
     def __post_init__(self) -> None:
         if self.batch_size < 2:

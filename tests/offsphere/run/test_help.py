@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import pytest
 
 from offsphere.names import nearest, unknown
-from offsphere.run.config import where
+from offsphere.run.config import unhashed
 from offsphere.run.help import MOST, ORDER, Groups, grouped, help_text
 
 SCRIPTS = (
@@ -38,7 +38,7 @@ class Base:
     """Which sides are
     normalised."""
     power: float = 0.5
-    resume: bool = where(True)
+    resume: bool = unhashed(True)
     """Go on."""
 
 

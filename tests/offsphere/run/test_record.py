@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offsphere.run import record
-from offsphere.run.config import load_yaml, run_name, settings_hash, where
+from offsphere.run.config import load_yaml, run_name, settings_hash, unhashed
 from offsphere.run.files import atomic_write
 from offsphere.run.record import RunFolder, find_run, open_run, provenance, run_path
 
@@ -31,7 +31,7 @@ class Config:
     cell: str = "cosine"
     seed: int = 0
     lr: float = 0.1
-    out: str = where("results")
+    out: str = unhashed("results")
 
 
 def open_default(tmp_path: Path, config: Config | None = None) -> RunFolder:

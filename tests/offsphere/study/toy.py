@@ -13,7 +13,7 @@ from typing import Literal
 
 from offsphere.analysis import tables
 from offsphere.run.command import Stopped
-from offsphere.run.config import where
+from offsphere.run.config import unhashed
 from offsphere.run.record import open_run, write_json
 from offsphere.run.scripts import Script
 from offsphere.study.command import main
@@ -29,9 +29,9 @@ class Config:
     eval_split: Literal["test", "validation"] = "test"
     seed: int = 0
     threads: int = 2
-    pause: float = where(0.0)
-    study: str | None = where(None)
-    out: str = where("results")
+    pause: float = unhashed(0.0)
+    study: str | None = unhashed(None)
+    out: str = unhashed("results")
 
     def __post_init__(self) -> None:
         if self.lr <= 0:
