@@ -175,7 +175,7 @@ def to_dict(config: DataclassInstance) -> dict[str, Any]:
     }
 
 
-def settings(config: DataclassInstance) -> dict[str, Any]:
+def identity_settings(config: DataclassInstance) -> dict[str, Any]:
     """The settings that make the run what it is, in one spelling (1.0 is 1).
 
     No `unhashed` fields, and no `added` fields that have their default. Data that committed rows
@@ -194,7 +194,7 @@ def settings(config: DataclassInstance) -> dict[str, Any]:
 
 def settings_hash(config: DataclassInstance) -> str:
     """Eight hexadecimal digits of the settings, the same in every process and field order."""
-    text = json.dumps(settings(config), sort_keys=True)
+    text = json.dumps(identity_settings(config), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -230,7 +230,7 @@ def differing(config: DataclassInstance) -> dict[str, Any]:
     except (TypeError, ValueError):  # some settings have no default
         usual = {field.name: field.default for field in fields(config)}
     usual = {name: _canonical(value) for name, value in usual.items()}
-    given = settings(config)
+    given = identity_settings(config)
     names = sorted(given, key=lambda name: name != "data")
     return {name: given[name] for name in names if given[name] != usual[name]}
 

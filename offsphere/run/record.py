@@ -27,9 +27,9 @@ from offsphere.run.addresses import public
 from offsphere.run.catalog import named
 from offsphere.run.config import (
     as_written,
+    identity_settings,
     load_yaml,
     run_name,
-    settings,
     telling_name,
     to_yaml,
 )
@@ -297,7 +297,10 @@ def _in_short(data: Any) -> str:
 def _check_same_run(run: RunFolder, config: DataclassInstance, script: str) -> None:
     if run.state == "new":
         return
-    old, new = settings(load_yaml(type(config), run.path / "config.yaml")), settings(config)
+    old, new = (
+        identity_settings(load_yaml(type(config), run.path / "config.yaml")),
+        identity_settings(config),
+    )
     old["script"], new["script"] = run.provenance().get("script", script), script
     differ = [
         f"{name} is {old.get(name)!r} there and {new.get(name)!r} here"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from offsphere.run.catalog import named
-from offsphere.run.config import settings
+from offsphere.run.config import identity_settings
 from offsphere.run.record import RunFolder
 from offsphere.study.execution import Event
 from offsphere.study.plan import Run
@@ -79,7 +79,7 @@ class Display(AbstractContextManager):
 
 def which_run(runs: Sequence[Run]) -> dict[Path, str]:
     """What tells each run from the others: the settings that vary, but for those of its name."""
-    every = {run.path: settings(run.config) for run in runs}
+    every = {run.path: identity_settings(run.config) for run in runs}
     first = next(iter(every.values()), {})
     names = dict.fromkeys(name for one in every.values() for name in one)
     vary = [

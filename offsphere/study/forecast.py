@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from offsphere.data.needs import lacking
 from offsphere.run.catalog import identity
 from offsphere.run.command import cores
-from offsphere.run.config import check_positive, command, keyboard, settings
+from offsphere.run.config import check_positive, command, identity_settings, keyboard
 from offsphere.run.scripts import Scripts
 from offsphere.study.display import duration
 from offsphere.study.made import finished_below, made_elsewhere, state_of
@@ -157,7 +157,7 @@ def seconds_of(config: DataclassInstance, finished: Sequence[dict[str, Any]]) ->
 
     None without any that saw a tenth of the samples: in shorter ones measuring takes the time.
     """
-    own = {name: value for name, value in settings(config).items() if name != "seed"}
+    own = {name: value for name, value in identity_settings(config).items() if name != "seed"}
     least = (own.get("samples") or 0) / 10
     finished = [row for row in finished if row.get("run/samples", least) >= least]
     if not finished:
