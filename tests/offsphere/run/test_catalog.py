@@ -13,7 +13,7 @@ from offsphere.analysis.tables import stored_rows
 from offsphere.cli import SCRIPTS
 from offsphere.data.needs import data_names
 from offsphere.run import catalog
-from offsphere.run.config import from_dict, run_name, settings
+from offsphere.run.config import from_dict, identity_settings, run_name
 from offsphere.study.reproduce import settings_in
 from offsphere.training.settings import ImageSettings
 from text.passages import load_collection
@@ -45,11 +45,15 @@ def test_a_name_and_its_old_place_are_one_run_with_the_old_name() -> None:
     by_place = ImageSettings(data=OLD_TRAIN, data_test=OLD_TEST)
     assert by_place == by_name
     assert by_name.data == "cifar10-shards"
-    assert settings(by_name)["data"] == OLD_TRAIN
-    assert settings(by_name)["data_test"] == OLD_TEST
+    assert identity_settings(by_name)["data"] == OLD_TRAIN
+    assert identity_settings(by_name)["data_test"] == OLD_TEST
     several = RetrievalSettings(eval_data=("beir:../shared/data/scifact", "docstrings", "npl"))
     assert several.eval_data == ("scifact", "docstrings", "npl")
-    assert settings(several)["eval_data"] == ["beir:../shared/data/scifact", "docstrings", "npl"]
+    assert identity_settings(several)["eval_data"] == [
+        "beir:../shared/data/scifact",
+        "docstrings",
+        "npl",
+    ]
 
 
 def test_the_root_is_no_part_of_a_run() -> None:

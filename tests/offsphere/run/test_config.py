@@ -23,6 +23,7 @@ from offsphere.run.config import (
     run_name,
     settings_hash,
     telling_name,
+    unhashed,
 )
 
 SCRIPT = '''
