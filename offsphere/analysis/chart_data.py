@@ -66,7 +66,7 @@ def datasets(panel: Panel, metrics: Sequence[str] | None = None) -> dict[str, Co
 
 
 def _rows(panel: Panel, name: str, metric: Metric) -> Iterator[dict[str, Any]]:
-    scale, rows, along = words_of(name).scale, _row_places(panel), _numbers(panel)
+    factor, rows, along = words_of(name).factor, _row_places(panel), _numbers(panel)
     for place, condition in enumerate(panel.conditions):
         difference = metric.difference[place]
         cell = panel.corner(condition.level)
@@ -78,7 +78,7 @@ def _rows(panel: Panel, name: str, metric: Metric) -> Iterator[dict[str, Any]]:
             "context": panel.contexts[condition.context],
             "level": panel.levels[condition.level],
             **ends(metric.summary[place]),
-            "seeds": [x * scale for x in metric.values[place] if math.isfinite(x)],
+            "seeds": [x * factor for x in metric.values[place] if math.isfinite(x)],
             **{f"d{key}": x for key, x in (ends(difference) if difference else {}).items()},
             **({"left": sides[0], "right": sides[1]} if cell else {}),
             **({"group": group, "number": number} if panel.along else {}),
@@ -111,13 +111,13 @@ def _numbers(panel: Panel) -> dict[int, tuple[str, str]]:
 
 
 def _curve_rows(panel: Panel, name: str) -> Iterator[dict[str, Any]]:
-    scale = words_of(name).scale
+    factor = words_of(name).factor
     for line in panel.curves[name]:
         condition = panel.conditions[line.condition]
         for x, point in zip(line.x, line.points, strict=True):
             where = panel.contexts[condition.context], panel.levels[condition.level]
             yield {"name": name, "context": where[0], "level": where[1], "x": x} | ends(
-                point.times(scale)
+                point.times(factor)
             )
 
 
@@ -139,7 +139,7 @@ def _scored_rows(panel: Panel) -> Iterator[dict[str, Any]]:
             for group, x in zip(found.columns, row, strict=True):
                 names = {"metric": found.metric, "context": context, "title": title}
                 cells = {"trained": panel.levels[level], "scored": " = ".join(group)}
-                yield names | cells | ends(x.times(words.scale))
+                yield names | cells | ends(x.times(words.factor))
 
 
 def ends(found: Estimate) -> dict[str, Any]:

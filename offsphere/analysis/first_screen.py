@@ -68,8 +68,8 @@ def _told(task: str, line: Verdict) -> Told:
         ends = (math.expm1(x) * 100 for x in (value.value, value.low, value.high))
         value, unit, decimals = Estimate(*ends, found.n), " %", 0 if abs(found.value) > 0.1 else 1
     else:
-        value, unit = value.times(metric.scale), metric.unit
-        decimals = 2 if metric.scale != 1 else 3
+        value, unit = value.times(metric.factor), metric.unit
+        decimals = 2 if metric.factor != 1 else 3
     word, style, sign = "no difference shown", "not-settled", "?"
     if found.low > 0:
         word, style, sign = "helps", "holds", "✓"

@@ -222,7 +222,7 @@ def claim_panel(panel: Mapping[str, Any], members: Sequence[Row], name: str) -> 
 
 def _claim_rows(about: Row, line: Verdict, row: int) -> Iterator[dict[str, Any]]:
     """A claim's figure and the published one, or why there is none."""
-    claim, found, (unit, scale) = line.claim, line.measured, _unit(line.claim)
+    claim, found, (unit, factor) = line.claim, line.measured, _unit(line.claim)
     label = about.words
     nothing = {"mean": math.nan, "low": math.nan, "high": math.nan, "n": 0}
     told = f"{label}\n{claim.id}: {line.verdict}"
@@ -230,12 +230,12 @@ def _claim_rows(about: Row, line: Verdict, row: int) -> Iterator[dict[str, Any]]
         note = line.verdict if line.verdict == "not testable here" else "waits for its runs"
         yield {"row": row, "source": "ours", **nothing, "note": note, "text": told}
     else:
-        value = Estimate(found.value, found.low, found.high, found.n).times(scale)
+        value = Estimate(found.value, found.low, found.high, found.n).times(factor)
         ends_of = f"{value.value:+.3g} [{value.low:+.3g}, {value.high:+.3g}] {unit}"
         text = f"{told}\n{ends_of}\n{rests_on(line)}"
         yield {"row": row, "source": "ours", **ends(value), "note": "", "text": text}
     if about.published and claim.published_size is not None:
-        said = nothing | {"mean": claim.published_size * scale}
+        said = nothing | {"mean": claim.published_size * factor}
         text = f"{label}\npublished: {claim.published}"
         yield {"row": row, "source": "published", **said, "note": "", "text": text}
 
@@ -244,8 +244,8 @@ def _unit(claim: Claim) -> tuple[str, float]:
     """What a claim's figures are written in, and the number they are multiplied with for it."""
     if claim.transform == "log":
         return "log ratio (−0.1 is −10 %, −0.6 is −45 %)", 1.0
-    scale = words_of(claim.terms[0][0]).scale
-    return ("points" if scale != 1 else "difference"), scale
+    factor = words_of(claim.terms[0][0]).factor
+    return ("points" if factor != 1 else "difference"), factor
 
 
 def symmetry(comparisons: Sequence[Comparison]) -> Overview | None:

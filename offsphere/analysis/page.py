@@ -235,11 +235,11 @@ def _claim(line: Verdict, places: Mapping[str, str]) -> dict[str, Any]:
         return row
     log = claim.transform == "log"
     words = words_of(claim.terms[0][0]) if claim.terms and not log else words_of("")
-    scale = words.scale
-    ends = [x * scale for x in (measured.value, measured.low, measured.high)]
-    decimals = 2 if scale != 1 else max(decimals_for(ends) - 1, 0)
+    factor = words.factor
+    ends = [x * factor for x in (measured.value, measured.low, measured.high)]
+    decimals = 2 if factor != 1 else max(decimals_for(ends) - 1, 0)
     more = [rests_on(line)]
-    more += [f"margin {claim.margin * scale:g}{words.unit}"] if claim.margin else []
+    more += [f"margin {claim.margin * factor:g}{words.unit}"] if claim.margin else []
     more += (
         [f"{line.seeds_needed} {measured.unit}s needed for 80 % power"] if line.seeds_needed else []
     )

@@ -86,8 +86,8 @@ def _result_row(panel: Panel, metric: Metric, name: str, place: int, *, crossed:
 def _crossed(metric: Metric, place: int, decimals: int) -> str:
     """The interval over seeds and examples, in the unit of the table."""
     found = metric.crossed[place] if metric.crossed is not None else None
-    scale = words_of(metric.name).scale
-    return interval(found and found.times(scale), decimals, signed=True)
+    factor = words_of(metric.name).factor
+    return interval(found and found.times(factor), decimals, signed=True)
 
 
 def _crossed_note(metric: Metric) -> str:

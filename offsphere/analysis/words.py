@@ -24,17 +24,17 @@ class Words(NamedTuple):
     """What a metric is called, and what its numbers are multiplied with to be written."""
 
     text: str
-    scale: float
+    factor: float
 
     @property
     def unit(self) -> str:
         """The unit of a difference, with a space before it."""
-        return " points" if self.scale != 1 else ""
+        return " points" if self.factor != 1 else ""
 
     @property
     def titled(self) -> str:
         """The name with the unit of its values."""
-        return f"{self.text} (%)" if self.scale != 1 else self.text
+        return f"{self.text} (%)" if self.factor != 1 else self.text
 
 
 @cache
@@ -67,16 +67,16 @@ def plain(text: str) -> str:
 def spoken(metric: Metric) -> Metric:
     """The metric as it is written: named in words, shares in points with one decimal."""
     words = words_of(metric.name)
-    shown = [end for found in metric.summary for end in _ends(found.times(words.scale))]
+    shown = [end for found in metric.summary for end in _ends(found.times(words.factor))]
     return replace(
         metric,
         name=words.titled,
-        decimals=1 if words.scale != 1 else max(decimals_for(shown) - 1, 0),
-        summary=[found.times(words.scale) for found in metric.summary],
-        difference=[found and found.times(words.scale) for found in metric.difference],
-        smallest=[found and found * words.scale for found in metric.smallest],
+        decimals=1 if words.factor != 1 else max(decimals_for(shown) - 1, 0),
+        summary=[found.times(words.factor) for found in metric.summary],
+        difference=[found and found.times(words.factor) for found in metric.difference],
+        smallest=[found and found * words.factor for found in metric.smallest],
         squares={
-            context: Square(*(found.times(words.scale) for found in square))
+            context: Square(*(found.times(words.factor) for found in square))
             for context, square in metric.squares.items()
         },
     )
