@@ -120,12 +120,12 @@ def _save(run: Path, trained: Trained, folder: Path) -> None:
     """The files that `local-dir:` names."""
     model = trained.towers.model
     state = load_checkpoint(run / "checkpoint")
-    scale = torch.tensor(-math.log(trained.settings.temperature))
+    log_scale = torch.tensor(-math.log(trained.settings.temperature))
     if state is not None:
         objective = {k: state["method"][f"objective.{k}"] for k in ("log_scale", "ratio")}
-        scale = objective["log_scale"] - torch.log(objective["ratio"])
+        log_scale = objective["log_scale"] - torch.log(objective["ratio"])
     with torch.no_grad():  # what open_clip multiplies cosines with
-        model.logit_scale.copy_(scale)  # pyright: ignore
+        model.logit_scale.copy_(log_scale)  # pyright: ignore
     name = registered_name(trained.settings.model, MODELS)
     facts: dict[str, Any] = open_clip.get_model_config(name)  # pyright: ignore
     vision = {**facts["vision_cfg"], "image_size": trained.towers.image_size}

@@ -196,21 +196,25 @@ def _save(ctx, inputs: tuple, grads: list[Tensor | None]) -> None:
     ctx.save_for_backward(*tensors, *grads)
 
 
-def _gradients(ctx, plain: Callable[..., Tensor], scale: Tensor) -> list[Tensor | None]:
-    """Those of the forward pass, scaled; or, with create_graph, as functions of the inputs."""
+def _gradients(ctx, plain: Callable[..., Tensor], upstream: Tensor) -> list[Tensor | None]:
+    """What the forward pass found, times the gradient from above.
+
+    With create_graph the gradients are made anew as functions of the inputs, to be differentiated
+    again.
+    """
     saved, needed = ctx.saved_tensors, ctx.needs_input_grad[:4]
     inputs, grads = list(saved[:4]), saved[4:]
     inputs[2] = ctx.temperature if inputs[2] is None else inputs[2]
     if not torch.is_grad_enabled():
         wanted = [grad for grad, need in zip(grads, needed, strict=True) if need]
-        scaled = iter(torch._foreach_mul(wanted, scale))  # on an accelerator one kernel for all
+        scaled = iter(torch._foreach_mul(wanted, upstream))  # on an accelerator one kernel for all
         return [next(scaled) if need else None for need in needed]
     # Views, because one tensor may be both sides, and each wants its own part.
     inputs = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
     wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
-    with outside_autocast(scale):
+    with outside_autocast(upstream):
         value = plain(*inputs, *ctx.how)
-        found = iter(torch.autograd.grad(value, wanted, scale, create_graph=True))
+        found = iter(torch.autograd.grad(value, wanted, upstream, create_graph=True))
     return [next(found) if need else None for need in needed]
 
 

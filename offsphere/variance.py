@@ -168,14 +168,14 @@ def _plain_mean_square(u: Tensor, v: Tensor, shift: float, paired: bool) -> Tens
     return total / _count(u, v, paired)
 
 
-def _plain_gradients(ctx, scale: Tensor) -> tuple[Tensor | None, ...]:
+def _plain_gradients(ctx, upstream: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients as functions of u and v: with create_graph they are differentiated again."""
     # Views, because one tensor may be both sides, and each wants its own part.
     sides, needed = [x.view_as(x) for x in ctx.saved_tensors[:2]], ctx.needs_input_grad[:2]
     wanted = [x for x, need in zip(sides, needed, strict=True) if need]
-    with outside_autocast(scale):
+    with outside_autocast(upstream):
         value = _plain_mean_square(sides[0], sides[1], ctx.shift, ctx.paired)
-        found = iter(torch.autograd.grad(value, wanted, scale, create_graph=True))
+        found = iter(torch.autograd.grad(value, wanted, upstream, create_graph=True))
     return *(next(found) if need else None for need in needed), None, None, None
 
 
@@ -204,13 +204,13 @@ class _FromGrams(torch.autograd.Function):
         if torch.is_grad_enabled():
             return _plain_gradients(ctx, grad_outputs[0])
         u, v, gram_u, gram_v, sum_u, sum_v, positives = ctx.saved_tensors
-        split, scale = ctx.split, 2 * ctx.split.count * grad_outputs[0] / ctx.count
+        split, weight = ctx.split, 2 * ctx.split.count * grad_outputs[0] / ctx.count
         ours, theirs = split.share_of(u), split.share_of(v)
         with outside_autocast(u, split.precision):
-            grad_u = torch.addmm(scale * ctx.shift * sum_v, ours, scale * gram_v)
-            grad_v = torch.addmm(scale * ctx.shift * sum_u, theirs, scale * gram_u)
+            grad_u = torch.addmm(weight * ctx.shift * sum_v, ours, weight * gram_v)
+            grad_v = torch.addmm(weight * ctx.shift * sum_u, theirs, weight * gram_u)
         if positives is not None:
-            positives = scale * split.share_of(positives)
+            positives = weight * split.share_of(positives)
             grad_u.addcmul_(positives, theirs, value=-1)
             grad_v.addcmul_(positives, ours, value=-1)
         return _among(grad_u, u, split), _among(grad_v, v, split), None, None, None

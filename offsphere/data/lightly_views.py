@@ -102,7 +102,7 @@ def gallery(
     std = torch.tensor(views.std, device=images.device)[:, None, None]
     drawn = [views(images, generator) * std + mean for _ in range(columns)]
     tiles = torch.stack([originals, *drawn], 1).flatten(0, 1).clamp(0.0, 1.0)
-    scale = max(1, round(96 / size))
-    tiles = tiles.repeat_interleave(scale, 2).repeat_interleave(scale, 3)
+    enlarged = max(1, round(96 / size))
+    tiles = tiles.repeat_interleave(enlarged, 2).repeat_interleave(enlarged, 3)
     path.parent.mkdir(parents=True, exist_ok=True)
     save_image(tiles, path, nrow=columns + 1, padding=4, pad_value=0.8)

@@ -241,12 +241,12 @@ def interpolation(
 ) -> Float[Tensor, "b size_out size_in"]:
     """Matrices that resize the pixels [start, start + length) to `size_out`, antialiased."""
     device = start.device
-    scale = length.float() / size_out
-    support = scale.clamp(min=1.0)
+    stretch = length.float() / size_out
+    support = stretch.clamp(min=1.0)
     target = torch.arange(size_out, device=device).expand(len(start), -1)
     if flip is not None:
         target = torch.where(flip[:, None], size_out - 1 - target, target)
-    centre = (target + 0.5) * scale[:, None] + start[:, None]
+    centre = (target + 0.5) * stretch[:, None] + start[:, None]
     source = torch.arange(size_in, device=device)
     inside = (source >= start[:, None]) & (source < (start + length)[:, None])
     weights = ((source + 0.5) / support[:, None])[:, None, :] - (centre / support[:, None])[
@@ -348,10 +348,10 @@ def finish(
     It may come after the blur because a colour matrix and a blur of each channel commute.
     """
     device = pixels.device
-    scale = torch.tensor(std, device=device).reciprocal()
+    inverse = torch.tensor(std, device=device).reciprocal()
     luminance = torch.tensor(LUMINANCE, device=device)
     matrix = torch.where(grey[:, None, None], luminance.expand(3, 3), torch.eye(3, device=device))
-    matrix = matrix * scale[:, None]
-    offset = -torch.tensor(mean, device=device) * scale
+    matrix = matrix * inverse[:, None]
+    offset = -torch.tensor(mean, device=device) * inverse
     out = torch.bmm(matrix, pixels.flatten(2)).add_(offset[:, None])
     return out.view_as(pixels)

@@ -65,7 +65,7 @@ PAPER_CONFIG = CONFIG | {"background": "#ffffff", "axis": CONFIG["axis"] | {"lab
 """A paper is white in any reader, and has room for the names of rows; on a page, page.js gives them
 a share of the window."""
 PAINT = re.compile(r"var\(--([^)]+)\)")
-SCALE = 2.0
+PNG_FACTOR = 2.0
 """Pixels of a PNG for each pixel of a chart."""
 PALETTE = 128
 """Colours of a PNG; a chart has a dozen, and their edges blends."""
@@ -130,7 +130,7 @@ def write_figure(chart: Chart, datasets: Datasets, stem: Path) -> list[Path]:
     svg = PAINT.sub(lambda found: COLOURS[found[1]][0], drawn(chart, datasets, PAPER_CONFIG))
     forms = {
         "svg": svg.encode(),
-        "png": _in_few_colours(vl_convert.svg_to_png(svg, scale=SCALE)),
+        "png": _in_few_colours(vl_convert.svg_to_png(svg, scale=PNG_FACTOR)),
         "pdf": vl_convert.svg_to_pdf(svg),
     }
     paths = [stem.with_name(f"{stem.name}.{form}") for form in forms]
