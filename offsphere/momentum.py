@@ -99,8 +99,8 @@ class Queue(nn.Module):
         size, count = len(self.rows), len(keys)
         kept = keys[-size:].to(self.rows)
         start = self.pointer + (count - len(kept))
-        where = (start + torch.arange(len(kept), device=self.rows.device)) % size
-        self.rows.index_copy_(0, where, kept)
+        oldest = (start + torch.arange(len(kept), device=self.rows.device)) % size
+        self.rows.index_copy_(0, oldest, kept)
         self.pointer.add_(count).remainder_(size)
         self.filled.add_(count).clamp_(max=size)
 

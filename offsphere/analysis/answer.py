@@ -27,14 +27,14 @@ ALPHA = 0.05
 
 
 class Answer(NamedTuple):
-    """One sentence, and the part and setting that it is about."""
+    """One sentence, and the part and context that it is about."""
 
-    where: str
+    about: str
     text: str
 
 
 def answers(study: Study) -> list[Answer]:
-    """One sentence for each part and setting of a study."""
+    """One sentence for each part and context of a study."""
     found = []
     for panel in study.panels:
         part = panel.name if len(study.panels) > 1 else ""
@@ -42,13 +42,13 @@ def answers(study: Study) -> list[Answer]:
             found.append(Answer(plain(part), "No run has a result yet."))
             continue
         for context, name in enumerate(panel.contexts):
-            where = ", ".join(plain(x) for x in (part, name) if x)
-            found.append(Answer(where, sentence(panel, context)))
+            about = ", ".join(plain(x) for x in (part, name) if x)
+            found.append(Answer(about, sentence(panel, context)))
     return found
 
 
 def sentence(panel: Panel, context: int) -> str:
-    """What is shown, and what is not, about one setting of a part."""
+    """What is shown, and what is not, about one context of a part."""
     name = str(panel.primary)
     metric, words = spoken(panel.metrics[name]), words_of(name)
     places = [i for i, c in enumerate(panel.conditions) if c.context == context]
@@ -77,7 +77,7 @@ def sentence(panel: Panel, context: int) -> str:
 class Compared(NamedTuple):
     """One level of the treatment against the baseline of its context."""
 
-    where: str
+    about: str
     level: str
     baseline: str
     difference: OverSeeds
@@ -114,9 +114,9 @@ def compared(study: Study) -> list[Compared]:
             if np.isfinite(pair).all(axis=0).sum() < 2:
                 continue
             part = panel.name if len(study.panels) > 1 else ""
-            where = ", ".join(filter(None, [part, panel.contexts[condition.context]]))
+            about = ", ".join(filter(None, [part, panel.contexts[condition.context]]))
             names = _name(panel, place), _name(panel, base)
-            found.append(Compared(where, *names, paired_difference(*pair)))
+            found.append(Compared(about, *names, paired_difference(*pair)))
     return found
 
 
@@ -131,18 +131,18 @@ def surest(rows: Sequence[Compared]) -> str:
     adjusted = holm([row.difference.p for row in rows])
     best = min(range(len(rows)), key=lambda i: (adjusted[i], -abs(rows[i].difference.value)))
     row, difference = rows[best], rows[best].difference
-    where = f" at {row.where}" if row.where else ""
+    at = f" at {row.about}" if row.about else ""
     figures = f"{difference:+.4g}, {difference.n} seeds"
     family = f" of {len(rows)} comparisons (Holm)" if len(rows) > 1 else ""
     if adjusted[best] < ALPHA:
         side = "above" if difference.value > 0 else "below"
         shown = sum(p < ALPHA for p in adjusted)
         return (
-            f"{row.level} is {side} {row.baseline}{where}: {figures}, p = {adjusted[best]:.2g}"
+            f"{row.level} is {side} {row.baseline}{at}: {figures}, p = {adjusted[best]:.2g}"
             f"{family}; {shown} of {len(rows)} can be told from 0."
         )
     said = f"No difference can be told from 0{family}: the nearest is {row.level} - "
-    said += f"{row.baseline}{where}, {figures}"
+    said += f"{row.baseline}{at}, {figures}"
     if difference.sd == 0 or difference.value == 0:
         return f"{said}."
     needed = seeds_for_difference(difference.sd, difference.value, alpha=ALPHA / len(rows))

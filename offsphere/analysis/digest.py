@@ -73,7 +73,7 @@ class Comparison(NamedTuple):
 
     kind: str
     task: str
-    where: str
+    about: str
     """Study, part and context; or encoder, training and data of the paper."""
     setting: str
     """What tells it from others of its task: the rest of the context, or the paper's encoder."""
@@ -193,7 +193,7 @@ def _compare_in_panel(study: str, panel: Panel) -> Iterator[Comparison]:
             if condition.context == context
         }
         name = panel.contexts[context]
-        where = " · ".join(filter(None, [study, panel.name, plain(name)]))
+        about = " · ".join(filter(None, [study, panel.name, plain(name)]))
         told = (x for x in name.split(", ") if not x.startswith(TOLD_BY_THE_TASK))
         setting = plain(", ".join(told))
         for cell, ratio in _log_ratios({cell: values[place] for cell, place in places.items()}):
@@ -202,7 +202,7 @@ def _compare_in_panel(study: str, panel: Panel) -> Iterator[Comparison]:
             yield Comparison(
                 role.kind,
                 role.task,
-                where,
+                about,
                 setting,
                 "ours",
                 metric,
@@ -237,7 +237,7 @@ def published_comparisons() -> list[Comparison]:
         for key, part in rows.groupby(["encoder", "setting"], sort=False):
             encoder, setting = (str(x) for x in key)  # pyright: ignore[reportGeneralTypeIssues]
             by_cell = dict(zip(map(corner_of, part["cell"]), part["value"], strict=True))
-            place = f"{encoder}, {setting}, {dataset}"
+            about = f"{encoder}, {setting}, {dataset}"
             source = f"2602.09229v1, table {number}"
             metric = str(part["metric"].iloc[0])
             for cell, value in by_cell.items():
@@ -245,7 +245,7 @@ def published_comparisons() -> list[Comparison]:
                     ratio = math.log(value / by_cell["cosine"])
                     exact = Estimate(ratio, math.nan, math.nan, 0)
                     found.append(
-                        Comparison(kind, task, place, encoder, source, metric, cell, exact)
+                        Comparison(kind, task, about, encoder, source, metric, cell, exact)
                     )
     return found
 

@@ -290,7 +290,7 @@ def _symmetry_rows(comparisons: Sequence[Comparison], cell: str) -> Iterator[dic
                     "note": "",
                     # An interval of two seeds would take the whole axis.
                     **(ends(c.ratio) if c.ratio.n > 2 else nothing | {"mean": c.ratio.value}),
-                    "text": f"{cell} against cosine\n{task}: {c.where}\n{c.metric}, ln ratio "
+                    "text": f"{cell} against cosine\n{task}: {c.about}\n{c.metric}, ln ratio "
                     f"{c.ratio.value:+.3f}\n{_origin(c)}",
                 }
         order += 1
@@ -305,7 +305,7 @@ def squares(comparisons: Sequence[Comparison]) -> Overview | None:
     for c in comparisons:
         published = c.setting == PUBLISHED_ENCODER and c.task.startswith("Query and document")
         if published or (c.source == "ours" and c.task.startswith(SQUARED)):
-            found.setdefault((c.task, c.where), {})[c.cell] = c
+            found.setdefault((c.task, c.about), {})[c.cell] = c
     best: dict[tuple[str, str], dict[str, Comparison]] = {}
     for cells in found.values():
         learned = not any(c.at_floor for c in cells.values())
@@ -365,7 +365,7 @@ def _told_apart(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Where the setting does not tell two comparisons of a task apart, study and part do."""
     names = Counter((c.source, c.task, c.setting) for c in comparisons)
     return [
-        c._replace(setting=c.where) if names[c.source, c.task, c.setting] > 1 else c
+        c._replace(setting=c.about) if names[c.source, c.task, c.setting] > 1 else c
         for c in comparisons
     ]
 

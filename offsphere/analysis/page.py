@@ -425,9 +425,9 @@ def _variation(panel: Panel) -> list[str]:
     """The coefficients of variation beside the histograms of norms."""
     found = []
     for each in panel.histograms:
-        where = ", ".join(x for x in (each.outcome, panel.contexts[each.context]) if x)
+        about = ", ".join(x for x in (each.outcome, panel.contexts[each.context]) if x)
         values = (f"{panel.levels[level]} {x:.3g}" for level, x in each.variation.items())
-        found.append(f"{where}: {', '.join(values)}")
+        found.append(f"{about}: {', '.join(values)}")
     return found
 
 

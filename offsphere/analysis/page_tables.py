@@ -141,7 +141,7 @@ def comparisons_table(comparisons: Sequence[Comparison]) -> Table:
     rows = [
         Row(
             [
-                *(found.task, found.where, found.source, found.metric, found.cell),
+                *(found.task, found.about, found.source, found.metric, found.cell),
                 number(found.ratio.value, 3, signed=True),
                 interval(found.ratio, 3, signed=True),
                 str(found.ratio.n or "–"),
@@ -188,8 +188,8 @@ def level_name(panel: Panel, level: int) -> str:
 def condition_name(panel: Panel, place: int) -> str:
     """A level and its setting."""
     condition = panel.conditions[place]
-    where = plain(panel.contexts[condition.context])
-    return ", ".join(x for x in (level_name(panel, condition.level), where) if x)
+    context = plain(panel.contexts[condition.context])
+    return ", ".join(x for x in (level_name(panel, condition.level), context) if x)
 
 
 def plain_steps(steps: Steps) -> str:

@@ -153,8 +153,8 @@ def headline(advice: Sequence[Advice], own: str | None) -> str:
     if use:
         return f"Score with dot for {_places(use)}: {_lower(use[0][1].text)}"
     if keep:
-        where = f"for {_places(keep)}, " if len(said) > 1 else ""
-        return f"Score with cosine: {where}{_lower(keep[0][1].text)}"
+        asked = f"for {_places(keep)}, " if len(said) > 1 else ""
+        return f"Score with cosine: {asked}{_lower(keep[0][1].text)}"
     if len(by_verdict.get("at chance", [])) == len(said):
         return f"Nothing can be told: {_lower(said[0][1].text)}"
     if same := by_verdict.get("no difference"):
@@ -403,30 +403,30 @@ def _about_remedies(found: Evidence) -> Statement | None:
     words, judged = found.words, found.number("judged_on")
     if judged != judged:
         return None
-    where = (
+    on = (
         f"fitted on {found.number('fitted_on'):.0f} {words.examples}, judged on {judged:.0f} others"
     )
     if judged < RULES.least_examples:
-        return Statement("inconclusive", f"Too few {words.examples} to judge remedies ({where}).")
+        return Statement("inconclusive", f"Too few {words.examples} to judge remedies ({on}).")
     metric = f"{words.metric}_minus_cosine{HALF}"
     gains = {name: found.of(name, metric) for name in found.table.scores(*words.place, metric)}
     sure = {name: gain for name, gain in gains.items() if gain is not None and gain.low > 0}
     if not sure:
         return Statement(
             "no remedy",
-            f"Every remedy's gain over plain cosine may be 0 or less ({where}).",
+            f"Every remedy's gain over plain cosine may be 0 or less ({on}).",
         )
     name, best = max(sure.items(), key=lambda row: row[1].value)
     best_of = f"{found.number('remedies_level'):.1%} because it is the best of several"
-    where = f"{where}; the interval is at {best_of}"
+    on = f"{on}; the interval is at {best_of}"
     if name == "dot":
         return Statement(
-            "no remedy", f"Dot gains the most over cosine by itself: {points(best)} ({where})."
+            "no remedy", f"Dot gains the most over cosine by itself: {points(best)} ({on})."
         )
     what = {"centred": "Centre first", "centred, then dot": "Centre first, then use dot"}
     beside = f", dot alone {points(sure['dot'])}" if "dot" in sure else ""
     return Statement(
         "use a remedy",
         f"{what.get(name, f'Try {name}')}: {points(best)} of {words.metric} against plain cosine"
-        f"{beside} ({where}).",
+        f"{beside} ({on}).",
     )

@@ -267,11 +267,11 @@ def _create(name: str, tag: str | None, settings: dict[str, Any], load: bool) ->
         return timm.create_model(tagged, pretrained=load, num_classes=0, **settings)
     except OSError as error:
         known = timm.get_pretrained_cfg(tagged, allow_unregistered=False)
-        where = known.hf_hub_id if known is not None else f"timm/{tagged}"
+        repository = known.hf_hub_id if known is not None else f"timm/{tagged}"
         raise ValueError(
             f"Could not download the weights of {tagged} ({type(error).__name__}). On a machine "
-            f"with network, get model.safetensors of the Hugging Face repository {where}, copy it "
-            "here and pass its path as pretrained=PATH/model.safetensors."
+            "with network, get model.safetensors of the Hugging Face repository "
+            f"{repository}, copy it here and pass its path as pretrained=PATH/model.safetensors."
         ) from error
 
 

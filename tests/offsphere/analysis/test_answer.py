@@ -38,7 +38,7 @@ def test_the_paired_difference_and_its_p_are_those_of_scipy(tmp_path):
 
     found = study(tmp_path, value, cell=["dot", "cosine"])
     (row,) = compared(found)
-    assert (row.where, row.level, row.baseline) == ("", "dot", "cosine")
+    assert (row.about, row.level, row.baseline) == ("", "dot", "cosine")
     differences = np.array([NOISE[seed] - 0.1 for seed in SEEDS])
     half = stats.t.ppf(0.975, 4) * differences.std(ddof=1) / np.sqrt(5)
     low, high = differences.mean() - half, differences.mean() + half
@@ -62,7 +62,7 @@ def test_all_comparisons_of_a_study_are_one_family(tmp_path):
 
     found = study(tmp_path, value, cell=["cosine", "qnorm", "dot"], batch_size=[1, 2])
     rows = compared(found)
-    assert [(row.where, row.level) for row in rows] == [
+    assert [(row.about, row.level) for row in rows] == [
         ("batch_size 1", "qnorm"),
         ("batch_size 1", "dot"),
         ("batch_size 2", "qnorm"),

@@ -33,7 +33,7 @@ def comparison(cell: str, where: str, mean: float, *, n: int = 5, **others: Any)
     ratio = Estimate(mean, low, high, n)
     runs = frozenset(f"{task}-{cell}-seed{seed}" for seed in range(n))
     return Comparison(
-        **{"kind": kind, "task": task, "where": where, "setting": "", "source": "ours"}
+        **{"kind": kind, "task": task, "about": where, "setting": "", "source": "ours"}
         | {"metric": "test/x", "cell": cell, "ratio": ratio, "runs": runs}
         | others
     )

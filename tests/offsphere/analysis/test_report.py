@@ -328,7 +328,7 @@ def test_measures_leave_out_what_is_missing():
 
 
 def test_published_ratios_are_those_of_the_printed_tables():
-    found = {(c.task, c.where, c.cell): c.ratio.value for c in published_comparisons()}
+    found = {(c.task, c.about, c.cell): c.ratio.value for c in published_comparisons()}
     clip = ("Image and text, two-way loss", "CLIP from scratch, symmetric loss, MS-COCO", "dot")
     assert found[clip] == pytest.approx(math.log(25.1 / 38.4))
     sts = "contriever, AllNLI + STS-B, MSE with scale 0.01, STS-B test"
