@@ -39,7 +39,7 @@ def build(
     draw = torch.Generator().manual_seed(0)
     if lane == "train_clip":
         from crossmodal import experiment
-        from crossmodal.methods import Clip, Pairs
+        from crossmodal.methods import Clip, PairBatch
         from crossmodal.train_clip import Config
 
         settings = Config(batch_size=rows, model="tiny_vit", microbatch=microbatch)
@@ -50,7 +50,7 @@ def build(
             experiment.random_look(towers, settings),
             experiment.build_objective(settings, 5000),
         )
-        return Clip(towers, objective, look, settings), Pairs(pixels, tokens), settings
+        return Clip(towers, objective, look, settings), PairBatch(pixels, tokens), settings
     if lane == "train_retrieval":
         from offsphere.encoders.text import ScratchEncoder
         from offsphere.objective import Objective

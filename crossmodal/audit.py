@@ -39,7 +39,7 @@ def run(config: Config) -> Report:
 
     torch.set_num_threads(config.threads)
     found = benchmark.encode(config)
-    report = measure(config, found)
+    report = report_of(config, found)
     folder = benchmark.folder_of(config, "audit", found)
     write_report(folder, report)
     benchmark.write_origin(config, found, folder)
@@ -47,7 +47,7 @@ def run(config: Config) -> Report:
     return report
 
 
-def measure(config: Config, found: benchmark.Benchmarked) -> Report:
+def report_of(config: Config, found: benchmark.Benchmarked) -> Report:
     """The library's audit of the embeddings and, where there is a text tower, the prompt probe."""
     from crossmodal.audit_probe import add_probe
     from offsphere.audit.report import audit

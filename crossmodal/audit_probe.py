@@ -38,11 +38,11 @@ def add_probe(report: Report, encode: Callable[[Sequence[str]], Float[Tensor, "t
     templates = load_templates(str(TEMPLATES))
     texts = [template.replace("{c}", noun) for noun in nouns for template in templates]
     encoded = encode(texts).double().view(len(nouns), len(templates), -1)
-    measure(encoded, report.how, report.table)
+    measure_probe(encoded, report.how, report.table)
     return report.adding(recommend(report.table), section(report.table))
 
 
-def measure(texts: Float[Tensor, "n t d"], how: How, table: Table) -> None:
+def measure_probe(texts: Float[Tensor, "n t d"], how: How, table: Table) -> None:
     """Add the probe's rows, from raw embeddings, with bootstrap intervals over nouns.
 
     `same_template` and `same_noun` are mean cosines of texts that share one and differ in the

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from crossmodal.captions import Captioned
 from crossmodal.evaluate import Evaluator, frozen_features, mean_recall
-from crossmodal.methods import Clip, Look, Pairs
+from crossmodal.methods import Clip, Look, PairBatch
 from crossmodal.settings import DIRECTIONS, MODELS, ClipSettings
 from crossmodal.splits import CaptionSplits, load_splits
 from crossmodal.stream import StreamedPairs
@@ -75,17 +75,17 @@ class TrainingBatches(Dataset):
         self.tokens = CaptionTokens(data, towers)
         self.features = None if towers.frozen is None else frozen_features(towers.frozen, data)
 
-    def __getitem__(self, step: int) -> Pairs:
+    def __getitem__(self, step: int) -> PairBatch:
         return self.part(step, share(self.settings.batch_size, 0, 1))
 
-    def part(self, step: int, rows: Rows) -> Pairs:
+    def part(self, step: int, rows: Rows) -> PairBatch:
         """These rows of a step's batch."""
         s, own = self.settings, slice(rows.start, rows.stop)
         chosen = batch_indices(s.seed, step, s.batch_size, len(self.data))
         tokens = self.tokens(chosen, stream(s.seed, "caption", step))[own]
         chosen = chosen[own]
         images = self.data.batch(chosen) if self.features is None else self.features[chosen]
-        return Pairs(images, tokens)
+        return PairBatch(images, tokens)
 
 
 class StreamedBatches:
@@ -94,13 +94,13 @@ class StreamedBatches:
     def __init__(self, data: StreamedPairs, towers: ClipTowers) -> None:
         self.data, self.towers = data, towers
 
-    def from_step(self, start: int, total: int) -> Iterable[Pairs]:
+    def from_step(self, start: int, total: int) -> Iterable[PairBatch]:
         """The batches of the steps `start` to `total` - 1."""
         for pixels, captions in self.data.from_step(start, total):
             images = pixels
             if self.towers.frozen is not None:
                 images = self.towers.frozen(self.towers.normalise(pixels))
-            yield Pairs(images, self.towers.trim(self.towers.tokenize(captions)))
+            yield PairBatch(images, self.towers.trim(self.towers.tokenize(captions)))
 
 
 def random_look(towers: ClipTowers, settings: ClipSettings) -> Look:

@@ -26,7 +26,7 @@ class Look(Protocol):
     def __call__(self, pixels: Tensor, step: int, rows: Rows | None = None) -> Tensor: ...
 
 
-class Pairs(NamedTuple):
+class PairBatch(NamedTuple):
     """A batch: pictures (or a frozen tower's features) and the tokens of their captions."""
 
     images: Tensor
@@ -43,7 +43,7 @@ class Clip(Method):
         self.towers, self.objective = towers, objective
         self.look, self.settings = look, settings
 
-    def inputs(self, batch: Pairs, step: int, rows: Rows | None = None) -> Tensors:
+    def inputs(self, batch: PairBatch, step: int, rows: Rows | None = None) -> Tensors:
         images = batch.images
         if self.towers.frozen is None:
             images = self.look(images, step, rows)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from text.inputs import Rows
     from text.settings import RetrievalSettings
 
-Pairs = Sequence[tuple[int, Sequence[int]]]
+RelevantOf = Sequence[tuple[int, Sequence[int]]]
 """The training queries by number, each with the numbers of its relevant documents."""
 
 
@@ -35,7 +35,7 @@ class Task:
 
     queries: list[str]
     documents: list[str]
-    train: Pairs
+    train: RelevantOf
     test: Grades
     answers: dict[int, tuple[str, ...]]
     """What a query of a question set asks for."""
@@ -158,7 +158,7 @@ class Stage:
 
     queries: Rows
     documents: Rows
-    pairs: Pairs
+    pairs: RelevantOf
     hard: Sequence[Sequence[int]] | None = None
     """Per training pair, in the order of `pairs`: documents that are near but not relevant."""
     grouped: bool = False
@@ -218,7 +218,7 @@ class PairBatches(Dataset):
 
 
 def choose_pairs(
-    pairs: Pairs, settings: RetrievalSettings, step: int
+    pairs: RelevantOf, settings: RetrievalSettings, step: int
 ) -> tuple[list[int], list[int]]:
     """The pairs of a step by their numbers, and the document drawn for each."""
     size = settings.batch_size

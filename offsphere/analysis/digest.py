@@ -25,7 +25,7 @@ from offsphere.analysis.conditions import (
 from offsphere.analysis.foreign import check_seeds, read_json, text_in, tuning_choices
 from offsphere.analysis.panels import Panel, read_panel
 from offsphere.analysis.pictures import Picture, drawings, picture_of
-from offsphere.analysis.readings import measure
+from offsphere.analysis.readings import mean_of
 from offsphere.analysis.tables import ORIGIN, StudyTables, curves_table
 from offsphere.analysis.tasks import tasks_of
 from offsphere.analysis.words import plain
@@ -261,7 +261,7 @@ def _log_ratios(by_cell: Mapping[str | None, Array]) -> list[tuple[str, Estimate
         both = np.isfinite(values) & np.isfinite(cosine)
         # A cell that collapsed has no log ratio; without its bad seeds it would look better.
         if both.any() and (np.minimum(values, cosine)[both] > 0).all():
-            found.append((cell, measure(np.log(values[both] / cosine[both]))))
+            found.append((cell, mean_of(np.log(values[both] / cosine[both]))))
     return found
 
 

@@ -144,11 +144,11 @@ def read_metric(frame: Frame, name: str) -> Metric:
             continue
         paired = values[row] - values[base]
         found = _estimate(paired)
-        difference.append(measure(paired))
+        difference.append(mean_of(paired))
         sizes.append(found.effect_size if found else None)
         seen = found is not None and found.sd > 0
         smallest.append(found.sd * _unit_difference(found.n) if found and seen else None)
-    summary = [measure(row) for row in values]
+    summary = [mean_of(row) for row in values]
     runs = [len(condition.runs) for condition in frame.conditions]
     return Metric(
         name=name,
@@ -187,7 +187,7 @@ def read_crossed(
     return found if any(x is not None for x in found) else None
 
 
-def measure(values: Array) -> Estimate:
+def mean_of(values: Array) -> Estimate:
     """The mean of the values that are there, with a 95 % t-interval if there are two or more."""
     seen = values[np.isfinite(values)]
     found = _estimate(seen)
@@ -196,8 +196,8 @@ def measure(values: Array) -> Estimate:
     return Estimate(float(seen[0]) if len(seen) else math.nan, math.nan, math.nan, len(seen))
 
 
-def measures(values: Array) -> list[Estimate]:
-    """`measure` of every column of runs x steps; no interval where the runs do not differ."""
+def means_of(values: Array) -> list[Estimate]:
+    """`mean_of` of every column of runs x steps; no interval where the runs do not differ."""
     there = np.isfinite(values)
     n = there.sum(axis=0)
     mean = np.where(there, values, 0.0).sum(axis=0) / np.maximum(n, 1)
@@ -244,7 +244,7 @@ def read_curves(frame: Frame, curves: pd.DataFrame) -> tuple[str, dict[str, list
             seen = tables[0].get("samples")
             x = [float(s if seen is None else seen.get(s, s)) for s in steps]
             values = np.stack([line.reindex(steps).to_numpy(float) for line in lines])
-            drawn[name].append(Curve(place, x, measures(values)))
+            drawn[name].append(Curve(place, x, means_of(values)))
     return over, {name: lines for name, lines in drawn.items() if lines}
 
 
@@ -291,7 +291,7 @@ def read_heat_maps(frame: Frame) -> list[HeatMap]:
         groups, query = tied_columns(values)
         for context in range(frame.contexts):
             rows = {
-                condition.level: [measure(values[group[0]][place]) for group in groups]
+                condition.level: [mean_of(values[group[0]][place]) for group in groups]
                 for place, condition in enumerate(frame.conditions)
                 if condition.context == context
             }
@@ -318,7 +318,7 @@ def read_delta_cv(frame: Frame) -> dict[int, Estimate]:
     for context in range(frame.contexts):
         rows = _by_cell(frame, values, context)
         if "dnorm" in rows and "dot" in rows:
-            ratios = measure(np.log(rows["dnorm"]) - np.log(rows["dot"]))
+            ratios = mean_of(np.log(rows["dnorm"]) - np.log(rows["dot"]))
             if ratios.n:
                 mean, low, high = map(math.exp, (ratios.value, ratios.low, ratios.high))
                 found[context] = Estimate(mean, low, high, ratios.n)

@@ -45,7 +45,7 @@ def planted(folder: Path, **tensors: torch.Tensor) -> Config:
 
 def audited(folder: Path, **tensors: torch.Tensor) -> Report:
     config = planted(folder, **tensors)
-    return audit.measure(config, benchmark.encode(config))
+    return audit.report_of(config, benchmark.encode(config))
 
 
 def rows_of(file: Path) -> dict[tuple[str, ...], dict[str, str]]:
@@ -109,7 +109,7 @@ def test_named_similarities_in_the_benchmark_and_in_the_audit(tmp_path, capsys):
         for name in ("remedies_level", "fitted_on", "judged_on")
     ]
     assert facts == [pytest.approx(1 - 0.05 / 3), 30, 30]
-    report = audit.measure(config, benchmark.encode(config))
+    report = audit.report_of(config, benchmark.encode(config))
     for name in ("cosine", *names):
         value = report.table.value("planted", "image to text", name, f"i2t_r1{HALF}")
         assert value == pytest.approx(float(found(name)))

@@ -18,7 +18,7 @@ def test_a_probe_with_a_closed_form(syntax, verdict):
     axes = torch.eye(nouns + templates, dtype=torch.float64)
     texts = axes[:nouns, None] + syntax * axes[nouns:]
     table = Table()
-    audit_probe.measure(texts, How({}, "cosine", 20), table)
+    audit_probe.measure_probe(texts, How({}, "cosine", 20), table)
     share = syntax**2 / (1 + syntax**2)
     wins = float(syntax > 1)
     want = {

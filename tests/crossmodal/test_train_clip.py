@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 from crossmodal import evaluate, experiment
 from crossmodal.captions import Captioned, load_captions
 from crossmodal.experiment import build_objective, build_towers, random_look
-from crossmodal.methods import Clip, Pairs
+from crossmodal.methods import Clip, PairBatch
 from crossmodal.settings import MODELS
 from crossmodal.subjects import load_run
 from crossmodal.train_clip import Config, run
@@ -104,7 +104,7 @@ def test_five_steps_equal_open_clip_with_its_own_loss(table, loss):
         weight_decay=0.0,
     )
     for step, (images, tokens) in enumerate(plain_batches(settings, data, towers, 5)):
-        result = method(Pairs(images, tokens), step)
+        result = method(PairBatch(images, tokens), step)
         result.losses["loss"].backward()
         full = torch.zeros(len(tokens), towers.model.context_length, dtype=torch.long)
         full[:, : tokens.shape[1]] = tokens
@@ -142,7 +142,7 @@ def test_pairs_whose_captions_are_equal_are_no_negatives(table):
     (images, tokens), *_ = plain_batches(settings, data, towers, 1)
     tokens = tokens.clone()
     tokens[[7, 3]] = tokens[[2, 2]]
-    found = method(Pairs(images, tokens), 0)
+    found = method(PairBatch(images, tokens), 0)
     scores = found.left @ found.right.T / method.objective.temperature
     for i, j in ((2, 3), (2, 7), (3, 7)):
         scores[i, j] = scores[j, i] = -math.inf

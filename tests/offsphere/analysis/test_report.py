@@ -30,7 +30,7 @@ from offsphere.analysis.page_tables import results_table as results_page_table
 from offsphere.analysis.page_tables import together_table
 from offsphere.analysis.panels import read_panel
 from offsphere.analysis.paper_tables import results_table
-from offsphere.analysis.readings import decimals_for, measure, measures, tied_columns
+from offsphere.analysis.readings import decimals_for, mean_of, means_of, tied_columns
 from offsphere.analysis.report import main, write_report
 from offsphere.analysis.stats import crossed as over_both
 from offsphere.analysis.tables import (
@@ -312,8 +312,8 @@ def test_a_setting_that_follows_from_others_is_no_factor():
 @given(st.lists(st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3), min_size=1, max_size=5))
 def test_bands_over_training_are_the_t_intervals_of_each_step(rows):
     values = np.array(rows)
-    for found, column in zip(measures(values), values.T, strict=True):
-        expected = measure(column)
+    for found, column in zip(means_of(values), values.T, strict=True):
+        expected = mean_of(column)
         assert (found.n, found.value) == (expected.n, pytest.approx(expected.value, abs=1e-9))
         if len(column) > 1 and column.std() > 1e-6:
             assert found.low == pytest.approx(expected.low, rel=1e-6, abs=1e-9)
@@ -321,7 +321,7 @@ def test_bands_over_training_are_the_t_intervals_of_each_step(rows):
 
 def test_measures_leave_out_what_is_missing():
     values = np.array([[1.0, np.nan, np.inf], [3.0, 2.0, np.nan]])
-    first, second, third = measures(values)
+    first, second, third = means_of(values)
     assert (first.value, first.n) == (2.0, 2)
     assert (second.value, second.n, math.isnan(second.low)) == (2.0, 1, True)
     assert (math.isnan(third.value), third.n) == (True, 0)

@@ -131,7 +131,7 @@ def lane_cases() -> Iterator[tuple[str, Callable[[], Case]]]:
 
     def clip() -> Case:
         from crossmodal import experiment
-        from crossmodal.methods import Clip, Pairs
+        from crossmodal.methods import Clip, PairBatch
         from crossmodal.train_clip import Config
 
         settings = Config(
@@ -143,7 +143,11 @@ def lane_cases() -> Iterator[tuple[str, Callable[[], Case]]]:
         pixels = torch.randint(0, 256, (BATCH, 3, side, side), generator=stream(0, "test"))
         tokens = towers.trim(towers.tokenize([f"picture number {k}" for k in range(BATCH)]))
         objective = experiment.build_objective(settings, 90)
-        return Clip(towers, objective, look, settings), Pairs(pixels.to(torch.uint8), tokens), BATCH
+        return (
+            Clip(towers, objective, look, settings),
+            PairBatch(pixels.to(torch.uint8), tokens),
+            BATCH,
+        )
 
     def text(kind: str) -> Case:
         from offsphere.encoders.text import ScratchEncoder
@@ -460,7 +464,7 @@ def test_gradients_on_ranks_are_those_of_one_process(launched, count, cases, tmp
 
 def test_streams_on_ranks_give_every_sample_once_and_one_process_gradients(launched, tmp_path):
     """Two ranks read two of four shards each, in batches of 4 and 5 rows."""
-    from crossmodal.methods import Pairs
+    from crossmodal.methods import PairBatch
 
     shards = write_shards(tmp_path / "shards")
     launched.start("streams", 2, str(tmp_path / "found"))
@@ -480,7 +484,7 @@ def test_streams_on_ranks_give_every_sample_once_and_one_process_gradients(launc
     method, _, _ = streamed_clip(shards)
     for step, parts in enumerate(zip(found[0]["read"], found[1]["read"], strict=True)):
         method.zero_grad()
-        whole = Pairs(*(torch.cat(both) for both in zip(*parts, strict=True)))
+        whole = PairBatch(*(torch.cat(both) for both in zip(*parts, strict=True)))
         method(whole, step).losses["loss"].backward()
     for part in found:
         assert_alike(part["state"], state_of(method), "clip on a stream, on 2 ranks")
