@@ -19,7 +19,6 @@ CROSS_CUTTING = {
     "offsphere/study/test_shipped": "configs/studies as they are shipped",
     "offsphere/test_dropin_trainer": "dropin.py inside open_clip's own trainer",
     "offsphere/test_groups": "groups of negatives in losses, terms and calibration",
-    "offsphere/test_refusals": "what the core refuses, and in which words",
     "test_cell_and_loss": "a new cell and a new loss, from training to the page",
     "test_command_cases": "every command, right and wrong",
     "test_documents": "README.md and docs/: commands, code, links",
@@ -30,12 +29,9 @@ CROSS_CUTTING = {
     "test_recipes": "configs/",
     "test_results": "results/ as committed",
     "test_words": "the English of messages and documents",
-    "text/test_captions": "captions as a symmetric task, from the folder to the metrics",
     "text/test_scifact": "a public collection, scored beside trec_eval",
-    "text/test_text_recipes": "configs/ of text",
     "theory/test_cell_propositions": "the papers' propositions on cells",
     "vision/test_bad_input": "what the vision scripts refuse",
-    "vision/test_recipes": "configs/paper beside the papers' own numbers",
 }
 """Tests of more than one module: what each is about, because no module has its name."""
 

@@ -453,3 +453,27 @@ def test_an_edited_record_is_one_line(tmp_path, file, content, said):
     with pytest.raises(ValueError, match=said) as refusal:
         RunFolder(tmp_path).steps()
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("metrics.json", "[1]", "expected names and values"),
+        ("metrics.json", "null", "expected names and values"),
+        ("metrics.json", '{"run/status": 3}', "run/status is 3"),
+        ("metrics.json", "[" * 100_000, "metrics.json is damaged, it is not JSON"),
+        ("metrics.json", "\udcff", "is damaged"),
+    ],
+)
+def test_an_edited_record(name, content, said, tmp_path):
+    (tmp_path / "config.yaml").write_text("cell: dot\n")
+    (tmp_path / name).write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=said):
+        RunFolder(tmp_path)
+
+
+@pytest.mark.parametrize("row", ["[1]", '{"loss": 1}', '{"step": "3"}'])
+def test_an_edited_row(row, tmp_path):
+    (tmp_path / "steps.jsonl").write_text(json.dumps({"step": 0}) + f"\n{row}\n")
+    with pytest.raises(ValueError, match="steps.jsonl, line 2 is damaged"):
+        RunFolder(tmp_path).rewind(0)

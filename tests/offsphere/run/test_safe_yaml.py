@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,13 @@ def test_a_record_of_other_than_plain_values_is_refused(tmp_path: Path):
         (tmp_path / "config.yaml").write_text(text)
         with pytest.raises(ValueError, match="'cell' is no plain value: it was edited"):
             run_row(tmp_path)
+
+
+def test_nested_yaml_is_refused(tmp_path):
+    (tmp_path / "deep.yaml").write_text("data: " + "[" * 5000)
+    (tmp_path / "loop.yaml").write_text("data: &a [*a]\n")
+    bomb = ["a: &a [x, x]"] + [f"{b}: &{b} [*{a}, *{a}]" for a, b in pairwise("abcdefghi")]
+    (tmp_path / "bomb.yaml").write_text("\n".join(bomb))
+    for name in ("deep", "loop", "bomb"):
+        with pytest.raises(ValueError, match="nested|not valid YAML|Unknown setting"):
+            load_yaml(ImageSettings, tmp_path / f"{name}.yaml")

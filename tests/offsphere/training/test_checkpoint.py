@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,9 @@ from torch import nn
 from crossmodal import train_clip
 from offsphere.objective import Objective
 from offsphere.run.record import RunFolder, open_run
-from offsphere.training.checkpoint import load_checkpoint
+from offsphere.training.checkpoint import load_checkpoint, save_checkpoint
 from offsphere.training.experiment import Experiment, Method, Step
-from offsphere.training.loop import fit
+from offsphere.training.loop import _restore, fit
 from offsphere.training.run import read_weights, train_run
 from offsphere.training.settings import TrainSettings
 from offsphere.training.streams import stream
@@ -223,3 +224,49 @@ def test_every_lane_chooses_by_its_validation_split(lane: str, tmp_path: Path):
         score = built(keep="best", eval_split=split).validate()
         assert score == pytest.approx(wanted, rel=1e-6)
     assert measured("test") != pytest.approx(wanted)
+
+
+def good_state() -> dict[str, Any]:
+    module = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    facts = {"untrained": {}, "clipped": 0}
+    saved = [optimizer.state_dict()]
+    return {"step": 3, "method": module.state_dict(), "optimizers": saved, "facts": facts}
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ([1, 2], "it holds a list"),
+        (None, "it holds a NoneType"),
+        ({"step": 3}, "it lacks method, optimizers, facts"),
+        ({**good_state(), "step": "3"}, "its step is '3'"),
+        ({**good_state(), "step": True}, "its step is True"),
+        ({**good_state(), "step": -1}, "its step is -1"),
+        ({**good_state(), "step": None}, "its step is None"),
+        ({**good_state(), "method": None}, "its method is odd"),
+        ({**good_state(), "facts": {}}, "it lacks the numbers of the untrained model"),
+    ],
+)
+def test_a_foreign_checkpoint(state, said, tmp_path):
+    save_checkpoint(tmp_path, state)
+    with pytest.raises(ValueError, match=f"is not one that offsphere wrote: {said}"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"step": 11}, "is of step 11, but the run ends after 10"),
+        ({"method": {"weight": torch.zeros(3, 3), "bias": torch.zeros(2)}}, "does not belong"),
+        ({"method": {"weight": 1, "bias": None}}, "does not belong"),
+        ({"optimizers": [None]}, "does not belong"),
+        ({"optimizers": []}, "does not belong"),
+    ],
+)
+def test_a_checkpoint_of_another_run(changes, said):
+    module = torch.nn.Linear(2, 2)
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(module.parameters(), lr=0.1)]
+    assert _restore({**good_state(), "step": 10}, module, optimizers, 10)[0] == 10
+    with pytest.raises(ValueError, match=said):
+        _restore({**good_state(), **changes}, module, optimizers, 10)

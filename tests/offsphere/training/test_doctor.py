@@ -13,6 +13,7 @@ from experiments import given
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from offsphere import cli
 from offsphere.momentum import MomentumTwin, Queue
 from offsphere.objective import Objective
 from offsphere.training import doctor, machine, microbatch
@@ -314,3 +315,10 @@ def test_gradients_that_are_not_numbers_are_never_the_same():
     assert doctor.worst_error(found, expected) == ("bad", float("inf"))
     good = ({"good": found["good"]}, {"good": expected["good"]})
     assert doctor.worst_error(*good) == ("good", pytest.approx(0.1))
+
+
+def test_the_doctor_of_a_script_that_does_not_train(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["doctor", "planted"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith("offsphere doctor: error: planted trains nothing")

@@ -732,3 +732,10 @@ if __name__ == "__main__":
         }
         jobs[job](connect(*place), f"{words[0]}.{rank}")
         dist.destroy_process_group()
+
+
+def test_many_machines_need_a_launcher(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "NODE_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError, match="--nodes=2 needs a launcher on every machine.*torchrun"):
+        connected(TrainSettings(nodes=2), "train_simclr").__enter__()
