@@ -47,7 +47,7 @@ def row_ids(tokens: Int[Tensor, "n l"]) -> Int[Tensor, " n"]:
 def check_ids(
     ids: Tensor, columns: int, false_negatives: str, device: torch.device
 ) -> Int[Tensor, " m"]:
-    """The ids on this device, unless they are none or there is no such way to treat them."""
+    """The ids on this device; an error if they do not fit the columns, or the way is unknown."""
     if false_negatives not in FALSE_NEGATIVES:
         raise unknown("value of false_negatives", false_negatives, FALSE_NEGATIVES)
     if ids.shape != (columns,) or ids.is_floating_point() or ids.is_complex():

@@ -1,6 +1,11 @@
 """The sums of `offsphere.streamed` on CPUs: tiles that stay in the cache.
 
-And, for a batch so small that the bookkeeping counts, the loss of pairs on the whole matrix.
+A row's log-sum-exp needs the whole row, and a score's gradient needs the sums of its row and of
+its column. So there are two sweeps over the tiles: the first adds up the sums, the second has them
+and turns each score into its gradient at once. Where all scores fit into WORKSPACE they are kept in
+between; of more, each tile is computed twice, so that the whole matrix is never held.
+
+And, for a batch so small that the bookkeeping counts, the losses on the whole matrix.
 """
 
 from __future__ import annotations

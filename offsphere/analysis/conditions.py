@@ -64,7 +64,7 @@ class Frame(NamedTuple):
         return found
 
     def baseline_of(self, condition: Condition) -> int | None:
-        """The place of the baseline's condition in the same context."""
+        """The place (number in the list) of the baseline's condition in the same context."""
         for place, other in enumerate(self.conditions):
             if (other.context, other.level) == (condition.context, self.baseline):
                 return place

@@ -37,7 +37,7 @@ MISSING = ("", "nan", "none", "null", "na", "n/a")
 
 
 def read_runs(path: str | Path) -> pd.DataFrame:
-    """The table as strings, missing cells empty; a file that is none is refused in one line."""
+    """The table as strings, missing cells empty; a file that is no table is refused in one line."""
     import pandas as pd
 
     path = Path(path)

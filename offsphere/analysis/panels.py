@@ -3,6 +3,11 @@
 In a panel one setting is the treatment (the cell, if it varies); every combination of the other
 settings that vary is a context, and levels of the treatment are compared inside a context only,
 seed by seed. No torch.
+
+Why inside a context: another batch size may move a score by more than another cell does, and a
+level that happens to have more runs at the better one would win by that. Why seed by seed: runs of
+one seed share weights, order and augmentation, and what these do to both drops out of their
+difference.
 """
 
 from __future__ import annotations
@@ -95,7 +100,7 @@ class Panel:
         return corner_of(self.levels[level]) if self.treatment == "cell" else None
 
     def condition(self, context: int, level: int) -> int | None:
-        """The place of a condition, if it has runs."""
+        """The place (number in `conditions`) of a context and level, if it has runs."""
         places = {(c.context, c.level): i for i, c in enumerate(self.conditions)}
         return places.get((context, level))
 

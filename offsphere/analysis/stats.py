@@ -302,12 +302,12 @@ def _is_constant(values: Float[Array, " n"]) -> bool:
 
 
 def check_share(name: str, value: float) -> None:
-    """Refuse a share that is none."""
+    """Refuse a number that is not between 0 and 1."""
     if not 0 < value < 1:
         raise ValueError(f"{name} must lie between 0 and 1, got {value}.")
 
 
 def check_margin(margin: float) -> None:
-    """Refuse a margin that is none."""
+    """Refuse a margin that is not above 0."""
     if not 0 < margin < math.inf:
         raise ValueError(f"A margin must be above 0, got {margin}.")

@@ -81,7 +81,7 @@ class Vectors:
 
 
 def open_vectors(source: str | Path) -> Vectors:
-    """The vectors that `FILE` or `FILE:NAME` names; refuses what is none in one line."""
+    """The vectors that `FILE` or `FILE:NAME` names; anything else is refused in one line."""
     path, name = _split(str(source))
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file. {HINT}")

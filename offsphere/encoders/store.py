@@ -31,7 +31,10 @@ class Store:
         self.kept: dict[str, Tensors] = {}
 
     def get(self, facts: Sequence[Any], make: Callable[[], Tensors]) -> Tensors:
-        """The tensors that these facts decide, made unless they are there; None is no fact."""
+        """The tensors that belong to these facts: the kept ones, or else made now and kept.
+
+        If a fact is None, something cannot be told by its content: then they are made each time.
+        """
         if None in facts:
             return make()
         key = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()

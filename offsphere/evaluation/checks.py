@@ -117,7 +117,7 @@ def check_equal_width(name: str, x: Tensor, other_name: str, other: Tensor) -> N
 
 
 def check_share(name: str, value: float) -> None:
-    """Refuse what is no share."""
+    """Refuse a number outside 0 and 1."""
     if not 0 <= value <= 1:
         raise ValueError(f"Expected {name} from 0 to 1, got {value}.")
 

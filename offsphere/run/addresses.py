@@ -65,7 +65,7 @@ def patience() -> float:
 
 
 def check_address(address: str) -> None:
-    """Refuse what looks like an address and is none."""
+    """Refuse what looks like an address but cannot be read as one."""
     shown = public(address)
     if re.match(r"\s*pipe:", address, re.IGNORECASE) and not address.startswith("pipe:"):
         raise ValueError(f"{shown!r}: a command is written as pipe:COMMAND, without a space first.")

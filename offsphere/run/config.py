@@ -130,7 +130,7 @@ def parse(
 
 
 def check_positive(flag: str, value: int | None) -> None:
-    """Refuse a number of things that is none."""
+    """Refuse a number of things below 1."""
     if value is not None and value < 1:
         raise ValueError(f"{flag} must be a whole number above 0, got {value}.")
 

@@ -1,6 +1,11 @@
 """Named random streams. Every draw is a function of (seed, name, step): a resume has no state to
 restore, workers cannot change it, and two cells with one seed see the same weights, batches and
-augmentations."""
+augmentations.
+
+One generator for a whole run could not give that: a cell that draws one number more than another
+(a calibration, a dropout) would shift all that is drawn after it, and the two runs would differ in
+more than the cell. So each use has a generator of its own, seeded by a hash of what it is for.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +73,13 @@ def _permutation(seed: int, epoch: int, population: int) -> Int[Tensor, " n"]:
 def _follow(
     before: Int[Tensor, " n"], drawn: Int[Tensor, " n"], epoch: int, batch_size: int
 ) -> Int[Tensor, " n"]:
-    """This epoch's order, whose first samples share no batch with themselves in the one before."""
+    """This epoch's order, whose first samples share no batch with themselves in the one before.
+
+    Where the batch does not divide the population, the epochs meet inside a batch: its `carried`
+    first samples end the epoch before, its `first` others begin this one. A sample that was drawn
+    for both would be its own negative. So each of those trades places with one further back that
+    was not in the batch; nothing is drawn anew, and every sample still comes once.
+    """
     carried = epoch * len(drawn) % batch_size
     if not carried:
         return drawn
