@@ -96,7 +96,7 @@ def told(line: Verdict) -> str:
     in_logs = claim.transform == "log"
     factor, digits = (1.0, 3) if in_logs or metric.scale == 1 else (metric.scale, 2)
     value, *ends = (f"{factor * x:+.{digits}f}" for x in (found.value, found.low, found.high))
-    unit = " in the logarithm of" if in_logs else " points of" if metric.scale != 1 else " in"
+    unit = " in the logarithm of" if in_logs else " points of" if metric.factor != 1 else " in"
     verdict = "" if line.verdict == "measured" else f"{line.verdict}: "
     rests_on = ", ".join(filter(None, [found.count, steps_text(line.steps)]))
     return f"{verdict}{value} [{', '.join(ends)}]{unit} {metric.text} ({rests_on})"
