@@ -94,7 +94,7 @@ def told(line: Verdict) -> str:
         return f"{line.verdict} ({line.sentence})"
     metric = words_of(claim.terms[0][0])
     in_logs = claim.transform == "log"
-    factor, digits = (1.0, 3) if in_logs or metric.scale == 1 else (metric.scale, 2)
+    factor, digits = (1.0, 3) if in_logs or metric.factor == 1 else (metric.factor, 2)
     value, *ends = (f"{factor * x:+.{digits}f}" for x in (found.value, found.low, found.high))
     unit = " in the logarithm of" if in_logs else " points of" if metric.factor != 1 else " in"
     verdict = "" if line.verdict == "measured" else f"{line.verdict}: "
