@@ -20,7 +20,7 @@ from offsphere.analysis.measuring import measure
 from offsphere.analysis.stats import contrast, holm, paired_difference
 from offsphere.analysis.tables import write_runs
 from offsphere.analysis.verdicts import claim_p
-from offsphere.run.config import settings as settings_of
+from offsphere.run.config import identity_settings as settings_of
 from vision.train_simclr import Config as SimClrConfig
 
 ROOT = Path(module.__file__).parents[2]

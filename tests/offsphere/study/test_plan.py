@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from offsphere.run.config import settings
+from offsphere.run.config import identity_settings
 from offsphere.study.plan import Study, load_study, main_runs, pilot_runs
 
 GOOD = """
@@ -262,7 +262,9 @@ def test_a_refusal_that_needs_two_settings_names_them_all(load):
 def test_the_settings_of_a_run_do_not_depend_on_how_they_were_written(runs_of):
     one = runs_of("script: toy\nseeds: [0]\nfixed: {lr: 1e-1, batch_size: 4}\n")
     other = runs_of("script: toy\nseeds: [0]\ngrid: {batch_size: [4]}\narms: {x: {lr: 0.1}}\n")
-    assert [settings(r.config) for r in one] == [settings(r.config) for r in other]
+    assert [identity_settings(r.config) for r in one] == [
+        identity_settings(r.config) for r in other
+    ]
     assert [r.path for r in one] == [r.path for r in other]
 
 
