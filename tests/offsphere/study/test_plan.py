@@ -262,9 +262,8 @@ def test_a_refusal_that_needs_two_settings_names_them_all(load):
 def test_the_settings_of_a_run_do_not_depend_on_how_they_were_written(runs_of):
     one = runs_of("script: toy\nseeds: [0]\nfixed: {lr: 1e-1, batch_size: 4}\n")
     other = runs_of("script: toy\nseeds: [0]\ngrid: {batch_size: [4]}\narms: {x: {lr: 0.1}}\n")
-    assert [identity_settings(r.config) for r in one] == [
-        identity_settings(r.config) for r in other
-    ]
+    ours, theirs = ([identity_settings(r.config) for r in runs] for runs in (one, other))
+    assert ours == theirs
     assert [r.path for r in one] == [r.path for r in other]
 
 
