@@ -63,12 +63,13 @@ def _told(task: str, line: Verdict) -> Told:
     found, claim = line.measured, line.claim
     assert found is not None
     metric = words_of(claim.terms[0][0])
-    value = Estimate(found.value, found.low, found.high, found.n)
     if claim.transform == "log":
-        ends = (math.expm1(x) * 100 for x in (value.value, value.low, value.high))
-        value, unit, decimals = Estimate(*ends, found.n), " %", 0 if abs(found.value) > 0.1 else 1
+        middle, low, high = (100 * math.expm1(x) for x in (found.value, found.low, found.high))
+        value, unit = Estimate(middle, low, high, found.n), " %"
+        decimals = 0 if abs(found.value) > 0.1 else 1
     else:
-        value, unit = value.times(metric.factor), metric.unit
+        value = Estimate(found.value, found.low, found.high, found.n).times(metric.factor)
+        unit = metric.unit
         decimals = 2 if metric.factor != 1 else 3
     word, style, sign = "no difference shown", "not-settled", "?"
     if found.low > 0:
