@@ -6,6 +6,7 @@ import io
 import re
 import subprocess
 import tarfile
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,9 @@ def test_the_page_can_be_made_again_from_the_tables(committed: Path, tmp_path: P
     page = (committed / "report.html").read_text()
     (date,) = re.findall(r"<dt>Written</dt><dd>(\d{4}-\d{2}-\d{2})</dd>", page)
     again = write_report(results=committed, out=tmp_path / "report.html", date=date, figures=False)
-    assert again.read_text() == page
+    lines = zip_longest(again.read_text().splitlines(), page.splitlines())
+    different = next((pair for pair in lines if pair[0] != pair[1]), None)
+    assert different is None
 
 
 @pytest.mark.parametrize(
