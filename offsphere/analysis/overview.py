@@ -215,7 +215,7 @@ def claim_panel(panel: Mapping[str, Any], members: Sequence[Row], name: str) -> 
         scale={"zero": False} | ({"domain": panel["domain"]} if "domain" in panel else {}),
         axis=[panel["axis"], " or ".join(sorted(units))],
         y=row_axis(labels, [place for place, row in enumerate(members) if row.line is None]),
-        height=len(labels) * (12 * max(map(len, labels)) + 6),
+        height=len(labels) * (13 * max(map(len, labels)) + 6),
     )
     return Overview(Drawing("", chart), {name: columns(rows)}, {}, panel["title"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
@@ -45,6 +46,7 @@ OURS = [
     comparison("dot", "cells_retrieval · pretrained", 0.4),
 ]
 SIDES = ("discarded", "kept")
+SVG = "{http://www.w3.org/2000/svg}"
 PUBLISHED = {"n": 0, "setting": "contriever", "source": "2602.09229v1, table 1"}
 PAPER = comparison("dot", "contriever, fine-tuned", 0.06, **PUBLISHED)
 
@@ -142,6 +144,14 @@ def test_a_picture_of_claims_has_their_figures_and_says_what_is_missing(tmp_path
     svg = drawn(*paper_plate(plates["roles"]), PAPER_CONFIG)
     assert all(x in svg for x in ("3 seeds, 1,000 to 3,125 steps", "images", "Does it matter?"))
     assert "another study" not in svg
+    # The middle of each name, of one line or of two, lies at its row.
+    texts = [(x, x.get("transform", "")) for x in ET.fromstring(svg).iter(f"{SVG}text")]
+    names = [(x, place) for x, place in texts if place.startswith("translate(-")]
+    lines = [max(1, len(name)) for name, _ in names]
+    tops = [float(re.findall(r"[\d.]+", place)[-1]) for _, place in names]
+    middles = [top + 6.5 * (n - 1) for top, n in zip(tops, lines, strict=True)]
+    assert sorted(lines) == [1, 1, 2]
+    assert middles[1] - middles[0] == pytest.approx(middles[2] - middles[1])
     assert claim_plates(tmp_path / "none.yaml", board) == {}
 
 
