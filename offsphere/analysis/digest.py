@@ -176,12 +176,18 @@ def provenance_of(runs: pd.DataFrame) -> dict[str, list[str]]:
 
 def compare_with_cosine(studies: Sequence[Study], *, published: bool = True) -> list[Comparison]:
     """Every cell's log ratio to cosine in every task: our runs, then the papers' tables."""
-    panels = [(study.name, panel) for study in studies for panel in study.panels]
+    panels = [(study, panel) for study in studies for panel in study.panels]
     ours = [found for study, panel in panels for found in _compare_in_panel(study, panel)]
     return ours + (published_comparisons() if published else [])
 
 
-def _compare_in_panel(study: str, panel: Panel) -> Iterator[Comparison]:
+def _tunes_cells(study: Study, panel: Panel) -> bool:
+    """Whether each cell has settings of its own here, chosen on validation data."""
+    targets = [target for choice in study.tuning for target in choice.get("for", [])]
+    return any("cell" in x and x.get("part", panel.name) == panel.name for x in targets)
+
+
+def _compare_in_panel(study: Study, panel: Panel) -> Iterator[Comparison]:
     if panel.treatment != "cell" or panel.primary is None:
         return
     for context, role in enumerate(panel.roles):
@@ -193,9 +199,9 @@ def _compare_in_panel(study: str, panel: Panel) -> Iterator[Comparison]:
             if condition.context == context
         }
         name = panel.contexts[context]
-        about = " · ".join(filter(None, [study, panel.name, plain(name)]))
-        told = (x for x in name.split(", ") if not x.startswith(TOLD_BY_THE_TASK))
-        setting = plain(", ".join(told))
+        about = " · ".join(filter(None, [study.name, panel.name, plain(name)]))
+        told = [x for x in name.split(", ") if x and not x.startswith(TOLD_BY_THE_TASK)]
+        setting = plain(", ".join([*told, *["tuned"] * _tunes_cells(study, panel)]))
         for cell, ratio in _log_ratios({cell: values[place] for cell, place in places.items()}):
             both = [panel.at_floor[places[each]] for each in (cell, "cosine")]
             steps = all_steps(panel.steps[places[each]] for each in (cell, "cosine"))

@@ -394,6 +394,26 @@ def test_a_one_way_loss_is_compared_on_its_own_direction(tmp_path):
     }
 
 
+def test_cells_that_were_tuned_say_so(tmp_path):
+    rows = [
+        {"run": f"{part}-{cell}-{seed}", "status": "finished", "script": "train_simclr"}
+        | {"part": part, "cell": cell, "seed": seed, "test/probe": 0.5}
+        for part in ("tuned", "plain")
+        for cell in ("cosine", "dot")
+        for seed in (0, 1)
+    ]
+    write_runs(pd.DataFrame(rows), tmp_path / "runs.csv")
+    choices = [
+        {"for": [{"part": "tuned", "cell": cell}], "candidates": []} for cell in ("cosine", "dot")
+    ]
+    (tmp_path / "tuning.json").write_text(json.dumps({"choices": choices}))
+    ours = digest.compare_with_cosine([read_study(tmp_path)], published=False)
+    assert [(c.about, c.setting) for c in ours] == [
+        (f"{tmp_path.name} · tuned", "tuned"),
+        (f"{tmp_path.name} · plain", ""),
+    ]
+
+
 def test_numbers_have_a_real_minus_and_no_negative_zero():
     assert number(-0.12345, 3) == "−0.123"
     assert number(0.5, 2, signed=True) == "+0.50"
