@@ -15,11 +15,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import shutil
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from offsphere.names import unknown
@@ -70,10 +72,11 @@ def main(argv: Sequence[str], scripts: Scripts) -> None:
         print(f"offsphere doctor: error: {said}", file=sys.stderr)
         raise SystemExit(2)
     settings = parse(script.config_class, flags)
-    findings = [*environment(settings)]
+    findings = told(environment(settings))
     if not _faulty(findings):  # on a faulty machine the training may not even be importable
-        findings += examine(settings, script.make)
-    show(findings)
+        findings += told(examine(settings, script.make))
+    verdicts = Counter(finding.verdict for finding in findings)
+    print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) + ".")
     if _faulty(findings):
         raise SystemExit(1)
 
@@ -82,20 +85,22 @@ def _faulty(findings: Iterable[Finding]) -> bool:
     return any(finding.verdict == "FAULT" for finding in findings)
 
 
-def show(findings: Iterable[Finding]) -> None:
-    from rich.console import Console
-    from rich.table import Column, Table
-
-    titles = ("check", "measured", "verdict", "what to do")
-    columns = (Column(title, overflow="fold") for title in titles)  # no name is cut off
-    table = Table(*columns, title="offsphere doctor")
+def told(findings: Iterable[Finding]) -> list[Finding]:
+    """Print each finding as soon as it is there: the verdict, what was measured, what to do."""
+    width, indent, seen = shutil.get_terminal_size().columns, " " * 10, list[Finding]()
     for finding in findings:
-        table.add_row(*finding)
-    Console().print(table)
+        lines = [f"{finding.verdict:<10}{finding.check}: {finding.measured}"]
+        lines += [indent + finding.remedy] if finding.remedy else []
+        for line in lines:
+            # No name is broken, however long: it is there to be copied.
+            print(fill(line, width, subsequent_indent=indent, break_long_words=False,
+                       break_on_hyphens=False), flush=True)  # fmt: skip
+        seen.append(finding)
+    return seen
 
 
-def examine(settings: TrainSettings, make: Make) -> list[Finding]:
-    """The checks of what a script trains with these settings."""
+def examine(settings: TrainSettings, make: Make) -> Iterator[Finding]:
+    """The checks of what a script trains with these settings, one after the other."""
     import torch
 
     from offsphere.run.record import RunFolder
@@ -110,25 +115,26 @@ def examine(settings: TrainSettings, make: Make) -> list[Finding]:
     with tempfile.TemporaryDirectory() as folder:
         experiment = make(settings, RunFolder(folder), None)
         experiment.build()
-        return _examined(experiment, settings)
+        yield from _examined(experiment, settings)
 
 
-def _examined(experiment: Experiment, settings: TrainSettings) -> list[Finding]:
+def _examined(experiment: Experiment, settings: TrainSettings) -> Iterator[Finding]:
     from torch.utils.data import Dataset
 
     method, batches, population = experiment.method, experiment.batches, experiment.population
     if isinstance(batches, Dataset):
-        findings = [shares(batches, settings), epochs(settings, population)]
+        yield shares(batches, settings)
+        yield epochs(settings, population)
         batch = batches[0]
     else:
-        findings = [streamed_epochs(batches, settings, population)]
+        yield streamed_epochs(batches, settings, population)
         batch = next(iter(batches.from_step(0, 1)))
-    findings += many_ranks(method, batch, settings)
-    findings += [micro_batches(method, batch, settings), streamed_losses(method, batch)]
-    findings.append(rounded_losses(method, batch, settings))
+    yield from many_ranks(method, batch, settings)
+    yield micro_batches(method, batch, settings)
+    yield streamed_losses(method, batch)
+    yield rounded_losses(method, batch, settings)
     if isinstance(batches, Dataset):
-        findings.append(resumed(experiment, settings))
-    return findings
+        yield resumed(experiment, settings)
 
 
 def shares(batches: Any, settings: TrainSettings) -> Finding:

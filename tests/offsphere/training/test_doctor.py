@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -120,7 +121,7 @@ def make(config: Config, _folder: object, _handed: object) -> Experiment:
 
 
 def faults(config: Config) -> set[str]:
-    found = doctor.examine(config, make)
+    found = list(doctor.examine(config, make))
     assert {finding.verdict for finding in found} <= {"ok", "FAULT"}
     return {finding.check for finding in found if finding.verdict == "FAULT"}
 
@@ -211,11 +212,20 @@ def test_the_build_is_read_from_the_package_where_the_metadata_is_silent():
     assert machine._build("numpy") == machine.version("numpy")
 
 
-def test_no_name_is_cut_off(capsys):
+def test_findings_are_told_one_by_one_and_no_name_is_cut_off(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     name = "encoder.backbone.blocks.0.0.a_layer_with_a_very_long_name_indeed.weight"
-    doctor.show([doctor.Finding("2 ranks", f"1.0e-09 of {name}", "ok", "nothing " * 9)])
-    columns = [line.split("│")[2] for line in capsys.readouterr().out.splitlines() if "│" in line]
-    assert name in "".join(part.strip() for part in columns)
+
+    def found() -> Iterator[doctor.Finding]:
+        yield doctor.Finding("2 ranks", f"1.0e-09 of {name}", "ok")
+        assert name in capsys.readouterr().out  # before the next check has begun
+        yield doctor.Finding("shared memory", "little", "warning", "give it more " * 9)
+
+    assert [finding.verdict for finding in doctor.told(found())] == ["ok", "warning"]
+    first, *remedy = capsys.readouterr().out.splitlines()
+    assert first == "warning   shared memory: little"
+    assert " ".join(" ".join(remedy).split()) == ("give it more " * 9).strip()
+    assert max(map(len, remedy)) <= 80
 
 
 def test_packages_are_compared_with_what_is_asked_for():
@@ -255,13 +265,15 @@ def script() -> Any:
     return SimpleNamespace(path="toy.py", config_class=Config, make=make)
 
 
-def test_the_command_prints_a_table_and_says_by_its_exit_code(capsys, tmp_path, monkeypatch):
+def test_the_command_tells_its_findings_and_says_by_its_exit_code(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = ["--batch-size=20", "--norm=batch", "--device=cpu", "--keep=best", "--eval-every=20"]
     doctor.main(["toy", *flags], {"toy": script})
-    table = capsys.readouterr().out
-    assert table.count("refused") == 3  # 2 and 3 ranks and micro-batches, with batch-norm
-    assert "--norm=group" in table
+    said = capsys.readouterr().out
+    # 2 and 3 ranks and micro-batches, with batch-norm
+    assert len(re.findall("^refused ", said, re.MULTILINE)) == 3
+    assert said.splitlines()[-1].endswith("3 refused.")
+    assert "--norm=group" in said
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(SystemExit) as end:
         doctor.main(["toi"], {"toy": script})
@@ -304,9 +316,9 @@ def test_simclr_as_it_is_by_default_is_sound(capsys):
     from offsphere.cli import SCRIPTS
 
     doctor.main([], SCRIPTS)
-    table = capsys.readouterr().out
-    assert "FAULT" not in table
-    assert "refused" not in table
+    said = capsys.readouterr().out
+    assert "FAULT" not in said
+    assert "refused" not in said
 
 
 def test_gradients_that_are_not_numbers_are_never_the_same():
