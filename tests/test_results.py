@@ -15,6 +15,7 @@ from offsphere.analysis.claim_file import load_claims
 from offsphere.analysis.claims import Verdict, evaluate_claims
 from offsphere.analysis.conditions import steps_text
 from offsphere.analysis.overview import PICTURES
+from offsphere.analysis.page import QUESTIONS
 from offsphere.analysis.report import write_report
 from offsphere.analysis.tables import runs_table
 from offsphere.run import safe_yaml
@@ -165,6 +166,17 @@ def test_every_row_of_a_picture_is_a_claim(board: dict[str, Verdict]) -> None:
     assert set(named) <= board.keys()
     assert len(plates) <= 4
     assert max(sum(len(panel["rows"]) for panel in x["panels"]) for x in plates) <= 14
+
+
+def test_a_question_lists_the_claims_that_it_names(
+    committed: Path, board: dict[str, Verdict]
+) -> None:
+    page = (committed / "report.html").read_text()
+    for each in safe_yaml.load(QUESTIONS.read_text(), QUESTIONS):
+        section = page.partition(f'id="question-{each["id"]}"')[2].partition("<section")[0]
+        for name in each.get("claims", []):
+            assert board[name].claim.kind == "primary"
+            assert f'href="#claim-{name}"' in section
 
 
 def test_means_in_the_prose_are_those_of_the_tables(committed: Path) -> None:

@@ -273,7 +273,9 @@ def _questions(
         own = [
             line
             for line in lines
-            if line.claim.study in each["studies"] or (exact and line.claim.kind == "exact")
+            if line.claim.study in each["studies"]
+            or line.claim.id in each.get("claims", [])
+            or (exact and line.claim.kind == "exact")
         ]
         if not wanted and not own:
             continue
