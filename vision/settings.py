@@ -18,6 +18,9 @@ else:
 
 @dataclass(frozen=True)
 class SimclrSettings(ImageSettings):
+    lr: float = 8e-3
+    """Peak learning rate, before lr_rule; the best of four on validation data
+    (configs/studies/default_rate.yaml)."""
     loss: LossName = "nt_xent"
     """nt_xent is SimCLR's own; dcl and dhel are its decoupled kin; the others have no within-view
     negatives."""
