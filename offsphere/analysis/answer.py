@@ -85,6 +85,9 @@ class Compared(NamedTuple):
 
 def told(study: Study) -> Iterator[str]:
     """Lines for a terminal: each part as a table, then what can be said of all differences."""
+    if not study.panels:
+        yield "All runs measured validation data, which are for tuning: nothing is compared."
+        return
     for panel in study.panels:
         if panel.primary is None:
             yield f"{panel.name or study.name}: no run has a result yet."

@@ -107,3 +107,12 @@ def test_arms_are_compared_and_missing_runs_say_so(tmp_path):
 def test_without_a_number_it_says_so(tmp_path):
     found = study(tmp_path, lambda seed, cell: None, cell=["cosine", "dot"])
     assert next(told(found)) == f"{tmp_path.name}: no run has a result yet."
+
+
+def test_runs_for_tuning_are_not_compared(tmp_path):
+    found = study(
+        tmp_path, lambda seed, **_: 0.5, cell=["dot", "cosine"], eval_split=["validation"]
+    )
+    assert list(told(found)) == [
+        "All runs measured validation data, which are for tuning: nothing is compared."
+    ]
