@@ -129,48 +129,55 @@ def dry_run(study: Study, scripts: Scripts, args: StudySettings) -> int:
     workers = args.workers or cores()
     for name in dict.fromkeys(run.name for run in tally.to_do):
         of_script = [run for run in tally.to_do if run.name == name]
-        seconds, basis = cost(of_script, Path(args.out))
-        if seconds is None:
-            lack = "the finished ones are too short" if basis else "no finished run"
+        finished = list(finished_below(Path(args.out), name))
+        guesses = [guess_of(run.config, finished) for run in of_script]
+        known = [guess for guess in guesses if guess is not None]
+        if len(known) < len(guesses):
+            lack = "the finished ones are too short" if finished else "no finished run"
             print(f"{name}: {len(of_script)} to do; {lack} to estimate the time from.")
-        else:
-            print(
-                f"{name}: {len(of_script)} to do, about {duration(seconds / workers)} with "
-                f"{workers} at a time (from {basis} finished runs)."
-            )
+            continue
+        others = dict.fromkeys(name for guess in known for name in guess.unlike)
+        unlike = f"; the most alike differ in {', '.join(others)}" if others else ""
+        took = duration(sum(guess.seconds for guess in known) / workers)
+        print(
+            f"{name}: {len(of_script)} to do, about {took} with {workers} at a time "
+            f"(from {len(finished)} finished runs{unlike})."
+        )
     for lack in lacking(run.config for run in tally.to_do):
         print(f"needs: {lack}")
     return 0
 
 
-def cost(runs: Sequence[Run], out: Path) -> tuple[float | None, int]:
-    """Seconds of work for runs of one script, and the number of finished runs to go by."""
-    finished = list(finished_below(out, runs[0].name))
-    seconds = [seconds_of(run.config, finished) for run in runs]
-    known = [x for x in seconds if x is not None]
-    return sum(known) if len(known) == len(runs) else None, len(finished)
+class Guess(NamedTuple):
+    """How long a run may take, and the settings that the runs it is guessed from have otherwise."""
+
+    seconds: float
+    unlike: list[str]
 
 
-def seconds_of(config: DataclassInstance, finished: Sequence[dict[str, Any]]) -> float | None:
+def guess_of(config: DataclassInstance, finished: Sequence[dict[str, Any]]) -> Guess | None:
     """By the finished runs whose settings are the most alike: their median time per sample seen
     where both sides state samples, else their median time.
 
     None without any that saw a tenth of the samples: in shorter ones measuring takes the time.
     """
     own = {name: value for name, value in identity_settings(config).items() if name != "seed"}
-    least = (own.get("samples") or 0) / 10
+    samples = own.pop("samples", None)
+    least = (samples or 0) / 10
     finished = [row for row in finished if row.get("run/samples", least) >= least]
     if not finished:
         return None
-    alike = [
-        sum(_identity(row.get(name)) == value for name, value in own.items()) for row in finished
+    unlike = [
+        [name for name, value in own.items() if _identity(row.get(name, value)) != value]
+        for row in finished
     ]
-    nearest = [row for row, count in zip(finished, alike, strict=True) if count == max(alike)]
-    samples = own.get("samples")
+    fewest = min(len(names) for names in unlike)
+    nearest = [row for row, names in zip(finished, unlike, strict=True) if len(names) == fewest]
+    names = next(names for names in unlike if len(names) == fewest)
     rates = [row["run/seconds"] / row["run/samples"] for row in nearest if row.get("run/samples")]
     if samples and rates:
-        return samples * statistics.median(rates)
-    return statistics.median(row["run/seconds"] for row in nearest)
+        return Guess(samples * statistics.median(rates), names)
+    return Guess(statistics.median(row["run/seconds"] for row in nearest), names)
 
 
 def _identity(value: Any) -> Any:

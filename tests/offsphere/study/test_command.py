@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from offsphere.analysis.tables import curves_table, examples_table, read_runs
 from offsphere.run.record import RunFolder
 from offsphere.study.command import study_command
-from offsphere.study.forecast import seconds_of
+from offsphere.study.forecast import Guess, guess_of
 from vision.train_simclr import Config as SimClr
 
 SMALL = "script: toy\nseeds: [0, 1]\ngrid: {cell: [cosine, dot]}\nmetric: test/score\n"
@@ -120,7 +120,7 @@ def test_a_clone_goes_on_from_the_rows_of_the_table(study):
 
     more = text.replace("[0, 1]", "[0, 1, 2]")
     assert "toy: 2 to do, about " in (said := study(more, "--dry-run")[1])
-    assert "(from 8 finished runs)" in said
+    assert "(from 8 finished runs" in said
     assert study(more)[1].count(" finished in ") == 2
     assert table()[:4].equals(first)
     assert list(table()["seed"]) == [0, 0, 1, 1, 2, 2]
@@ -300,10 +300,20 @@ def test_runs_that_are_too_short_tell_no_time():
     config = SimClr(samples=40_000)
     short = {"run/samples": 64, "run/seconds": 40.0}
     long = {"run/samples": 4_000, "run/seconds": 60.0}
-    assert seconds_of(config, []) is None
-    assert seconds_of(config, [short]) is None
-    assert seconds_of(config, [short, long]) == 600.0
-    assert seconds_of(SimClr(), [short]) == 40.0  # nothing is said of its length
+    assert guess_of(config, []) is None
+    assert guess_of(config, [short]) is None
+    assert guess_of(config, [short, long]) == Guess(600.0, [])
+    assert guess_of(SimClr(), [short]) == Guess(40.0, [])  # nothing is said of its length
+
+
+def test_a_time_goes_by_the_runs_most_alike_and_says_in_what_they_differ():
+    fast = {"run/samples": 4_000, "run/seconds": 4.0, "backbone": "tiny_resnet", "batch_size": 32}
+    slow = {"run/samples": 4_000, "run/seconds": 40.0, "backbone": "resnet50", "batch_size": 256}
+    rows = [fast, slow]
+    assert guess_of(SimClr(samples=8_000, batch_size=256), [fast]) == Guess(8.0, ["batch_size"])
+    assert guess_of(SimClr(samples=8_000, backbone="resnet50", batch_size=256), rows) == Guess(
+        80.0, []
+    )
 
 
 def test_a_faulty_file_starts_nothing(study):
