@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ from offsphere.run.catalog import KNOWN, resolve
 from offsphere.run.files import cache_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from jaxtyping import Int, UInt8
     from torch import Tensor
@@ -275,8 +275,21 @@ def plain_name(name: str) -> str:
     return name.casefold().replace("_", " ")
 
 
-def images_of(dataset: Any, handed: Handed, image_size: int) -> Images:
-    """A Dataset of images or of (image, label)."""
+def handed_splits(handed: Handed, eval_split: str, image_size: int) -> ImageSplits:
+    """The images that were handed in from Python, in memory."""
+    wanted = {"train": handed.train, "test": handed.measured(eval_split)}
+    if handed.validation is not None and eval_split == "test":
+        wanted["validation"] = handed.validation
+    found = {name: _handed_images(each, handed, image_size) for name, each in wanted.items()}
+    highest = max(int(x.labels.max()) for x in found.values())
+    classes = handed.classes or tuple(str(label) for label in range(1 + highest))
+    splits = ImageSplits(**{name: replace(x, classes=classes) for name, x in found.items()})
+    check_same_classes(splits.train, splits.test)
+    return splits
+
+
+def _handed_images(dataset: Any, handed: Handed, image_size: int) -> Images:
+    """A Dataset of images or of (image, label); its classes are not known yet."""
     items = [dataset[row] for row in range(len(dataset))]
     pairs = [item if isinstance(item, tuple | list) else (item, 0) for item in items]
     pixels = square_pixels((image for image, _ in pairs), image_size, handed.name)
@@ -289,11 +302,6 @@ def images_of(dataset: Any, handed: Handed, image_size: int) -> Images:
         labels=labels,
         classes=(),
     )
-
-
-def class_numbers(labels: Iterable[Tensor]) -> tuple[str, ...]:
-    """The classes of images whose labels are nothing but numbers."""
-    return tuple(map(str, range(1 + max(int(x.max()) for x in labels))))
 
 
 def is_labelled(images: Images) -> bool:

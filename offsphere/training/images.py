@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,8 +15,7 @@ from offsphere.data.images import (
     Images,
     ImageSplits,
     check_same_classes,
-    class_numbers,
-    images_of,
+    handed_splits,
     is_labelled,
     load_images,
 )
@@ -45,7 +43,7 @@ kept_images = lru_cache(maxsize=4)(load_images)
 def load_splits(settings: ImageSettings, handed: Handed | None = None) -> ImageSplits:
     """Everything a run reads; the test split is left alone when validation is measured."""
     if handed is not None:
-        return _handed_splits(settings, handed)
+        return handed_splits(handed, settings.eval_split, settings.image_size)
 
     def load(data: str, split: str, limit: int | None = None) -> Images:
         return kept_images(
@@ -70,21 +68,6 @@ def load_splits(settings: ImageSettings, handed: Handed | None = None) -> ImageS
     check_same_classes(train, test)
     ood = None if settings.data_ood is None else load(settings.data_ood, "all")
     return ImageSplits(train, test, validation, ood)
-
-
-def _handed_splits(settings: ImageSettings, handed: Handed) -> ImageSplits:
-    """The images of a Dataset that was handed in, in memory."""
-    test = handed.measured(settings.eval_split)
-    wanted = {"train": handed.train, "test": test}
-    if handed.validation is not None and settings.eval_split == "test":
-        wanted["validation"] = handed.validation
-    found = {
-        name: images_of(dataset, handed, settings.image_size) for name, dataset in wanted.items()
-    }
-    classes = handed.classes or class_numbers(x.labels for x in found.values())
-    splits = ImageSplits(**{name: replace(x, classes=classes) for name, x in found.items()})
-    check_same_classes(splits.train, splits.test)
-    return splits
 
 
 def make_views(settings: ImageSettings) -> Views | LightlyViews:
