@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SLAB = 1024
 """Rows whose scores are held at once."""
+NOISY_BATCH = 256
+"""Users whose noisy copies a step of `train_denoising` sees."""
 
 
 class Spectrum(NamedTuple):
@@ -128,9 +130,7 @@ def descend_factors(gram: Float[ndarray, "p p"], rank: int, penalty: float, seed
     return Factors(_symmetric_power(gram, -0.5) @ users, items)
 
 
-def train_denoising(
-    matrix: csr_array, rank: int, penalty: float, steps: int, seed: int, batch: int = 256
-) -> Factors:
+def train_denoising(matrix: csr_array, rank: int, penalty: float, steps: int, seed: int) -> Factors:
     """Factors trained to predict users from noisy copies of them (Adam, a falling step size).
 
     Noise of variance penalty / users in every entry has Eq. 1 as its expected squared error.
@@ -146,7 +146,7 @@ def train_denoising(
     adam = torch.optim.Adam([users, items], lr=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
     for _ in range(steps):
-        rows = torch.from_numpy(dense(matrix[rng.integers(n, size=batch)])).float()
+        rows = torch.from_numpy(dense(matrix[rng.integers(n, size=NOISY_BATCH)])).float()
         noisy = rows + noise * torch.randn(rows.shape, generator=draw)
         adam.zero_grad()
         ((rows - noisy @ users @ items.T) ** 2).mean(0).sum().backward()

@@ -170,12 +170,12 @@ def train_free_documents(config: Config, cell: str, corpus: Corpus) -> Float[Ten
 
 
 @torch.no_grad()
-def ndcg(scores: Float[Tensor, "q d"], answer: Int[Tensor, " q"], k: int = 10) -> float:
-    """Mean nDCG@k for one relevant document per query; a tie counts as half a place lost."""
+def ndcg(scores: Float[Tensor, "q d"], answer: Int[Tensor, " q"]) -> float:
+    """Mean nDCG@10 for one relevant document per query; a tie counts as half a place lost."""
     own = scores.gather(1, answer[:, None])
     ahead = (scores > own).sum(1) + ((scores == own).sum(1) - 1) / 2
     gain = 1 / torch.log2(2 + ahead)
-    return gain.where(ahead < k, 0.0).mean().item()
+    return gain.where(ahead < 10, 0.0).mean().item()
 
 
 def _objective(config: Config, cell: str, corpus: Corpus) -> Objective:

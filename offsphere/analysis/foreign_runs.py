@@ -182,8 +182,8 @@ def _finished_word(states: Iterable[Any]) -> str:
     return next((str(x) for x in states if str(x).lower() == FINISHED[0]), FINISHED[0])
 
 
-def rows_named(rows: pd.DataFrame, most: int = 3) -> str:
-    """Rows by their numbers, as in `rows 3 and 7`."""
-    numbers: Sequence[str] = [str(int(i) + 1) for i in rows.index[:most]]
-    more = f" and {len(rows) - most} more" if len(rows) > most else ""
+def rows_named(rows: pd.DataFrame) -> str:
+    """The first three rows by their numbers, as in `rows 3, 7`."""
+    numbers: Sequence[str] = [str(int(i) + 1) for i in rows.index[:3]]
+    more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
     return f"row{'s' if len(rows) > 1 else ''} {', '.join(numbers)}{more}"

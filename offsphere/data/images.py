@@ -86,13 +86,12 @@ def load_images(
     data_root: str | None = None,
     on_bad_sample: str = "error",
     limit: int | None = None,
-    seed: int = 0,
     memory_limit: int = MEMORY_LIMIT,
 ) -> Images:
     """One split of a data set, as square pictures of side `image_size` (default: its own size).
 
-    `limit` keeps that many pictures, chosen by `seed`. Under on_bad_sample='skip', damaged
-    pictures are found by decoding each one once, also in sets too large for memory.
+    `limit` keeps that many pictures (see `limited`). Under on_bad_sample='skip', damaged pictures
+    are found by decoding each one once, also in sets too large for memory.
     """
     check_request(split, image_size, limit)
     bad = BadSamples(on_bad_sample)
@@ -104,12 +103,12 @@ def load_images(
     elif kind in ("folder", "wds") and rest:
         lister = list_folder if kind == "folder" else list_shards
         found = lister(rest, split, bad)
-        chosen = found.take(limited(len(found), limit, seed))
+        chosen = found.take(limited(len(found), limit))
         return _load_samples(data, chosen, image_size, bad, memory_limit)
     else:
         raise unknown_data("data set", data, DATA_NAMES)
     pixels, labels, classes = images
-    keep = torch.from_numpy(limited(len(labels), limit, seed))
+    keep = torch.from_numpy(limited(len(labels), limit))
     pixels = resize_square(pixels[keep], image_size)
     return _images(data, pixels, pixels.shape[-1], labels[keep], classes)
 

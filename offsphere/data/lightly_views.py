@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from offsphere.data.views import Views
 
+COLUMNS = 8
+"""Views of each picture in the gallery."""
+
 
 @dataclass(frozen=True)
 class LightlyViews:
@@ -88,10 +91,8 @@ def gallery(
     views: Views | LightlyViews,
     path: Path,
     generator: torch.Generator,
-    *,
-    columns: int = 8,
 ) -> None:
-    """Save a picture with one row per image: the original, then `columns` random views of it."""
+    """Save a picture with one row per image: the original, then COLUMNS random views of it."""
     from torchvision.utils import save_image
 
     size = views.image_size
@@ -100,9 +101,9 @@ def gallery(
     )
     mean = torch.tensor(views.mean, device=images.device)[:, None, None]
     std = torch.tensor(views.std, device=images.device)[:, None, None]
-    drawn = [views(images, generator) * std + mean for _ in range(columns)]
+    drawn = [views(images, generator) * std + mean for _ in range(COLUMNS)]
     tiles = torch.stack([originals, *drawn], 1).flatten(0, 1).clamp(0.0, 1.0)
     enlarged = max(1, round(96 / size))
     tiles = tiles.repeat_interleave(enlarged, 2).repeat_interleave(enlarged, 3)
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_image(tiles, path, nrow=columns + 1, padding=4, pad_value=0.8)
+    save_image(tiles, path, nrow=COLUMNS + 1, padding=4, pad_value=0.8)

@@ -228,11 +228,11 @@ def relative(file: Path, folder: Path) -> str:
     return (file.relative_to(folder) if inside else file).as_posix()
 
 
-def limited(count: int, limit: int | None, seed: int = 0) -> Int[np.ndarray, " k"]:
-    """Indices of at most `limit` of `count` samples, chosen by `seed`, in order."""
+def limited(count: int, limit: int | None) -> Int[np.ndarray, " k"]:
+    """Indices of at most `limit` of `count` samples, in order: the same ones in every run."""
     if limit is None or limit >= count:
         return np.arange(count)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     return np.sort(order[:limit].numpy())
 
 

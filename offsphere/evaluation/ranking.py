@@ -51,14 +51,13 @@ def rank(
     queries: Float[Tensor, "q d"],
     documents: Float[Tensor, "n d"],
     document_exponent: float,
-    depth: int = DEPTH,
 ) -> Ranking:
     """The documents of largest q . d / |d|**g: only the document's exponent g can change a ranking.
 
     A query's own exponent scales all its scores alike (Prop. 4.1 and T.2 of 2602.09229).
     """
     found = top_items(
-        queries, shrink(documents.detach(), float(document_exponent)), min(depth, len(documents))
+        queries, shrink(documents.detach(), float(document_exponent)), min(DEPTH, len(documents))
     )
     return Ranking(*found)
 
@@ -67,11 +66,10 @@ def rank_by(
     similarity: Similarity,
     queries: Float[Tensor, "q d"],
     documents: Float[Tensor, "n d"],
-    depth: int = DEPTH,
 ) -> Ranking:
     """The documents of largest score under a fitted similarity, some queries at a time."""
     tiles = queries.split(max(1, SCORES_AT_ONCE // len(documents)))
-    best = [similarity.scores(x, documents).topk(min(depth, len(documents))) for x in tiles]
+    best = [similarity.scores(x, documents).topk(min(DEPTH, len(documents))) for x in tiles]
     return Ranking(torch.cat([x.values for x in best]), torch.cat([x.indices for x in best]))
 
 

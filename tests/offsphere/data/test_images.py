@@ -559,12 +559,11 @@ def test_fingerprint_changes_with_content_only(tmp_path: Path) -> None:
 
 def test_limit_takes_a_seeded_subset_in_order(shards: str) -> None:
     everything = in_memory(shards, split="all")
-    for seed in (0, 1):
-        order = torch.randperm(30, generator=torch.Generator().manual_seed(seed))
-        keep = order[:7].sort().values
-        limited = in_memory(shards, split="all", limit=7, seed=seed)
-        assert torch.equal(limited.pixels, everything.pixels[keep])
-        assert torch.equal(limited.labels, everything.labels[keep])
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    keep = order[:7].sort().values
+    limited = in_memory(shards, split="all", limit=7)
+    assert torch.equal(limited.pixels, everything.pixels[keep])
+    assert torch.equal(limited.labels, everything.labels[keep])
     assert len(in_memory(shards, split="all", limit=100)) == 30
 
 

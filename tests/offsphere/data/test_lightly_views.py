@@ -73,9 +73,9 @@ def test_lightly_and_batched_views_have_the_same_pixel_statistics() -> None:
 def test_gallery_shows_originals_and_views(tmp_path: Path) -> None:
     images, views = random_images(3, 32, 32), Views(32)
     path = tmp_path / "new" / "views.png"
-    gallery(images, views, path, generator(), columns=2)
+    gallery(images, views, path, generator())
     picture = np.asarray(Image.open(path))
-    assert picture.shape == (3 * 100 + 4, 3 * 100 + 4, 3)
+    assert picture.shape == (3 * 100 + 4, 9 * 100 + 4, 3)
     original = picture[4:100:3, 4:100:3]
     assert np.array_equal(original, images[0].permute(1, 2, 0).numpy())
     first = views(images, generator())[0]

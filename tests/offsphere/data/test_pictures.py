@@ -97,9 +97,9 @@ def test_a_digest_follows_names_and_sizes(listing: Listing) -> None:
     assert len({x.digest().hexdigest() for x in (listing, *others)}) == 4
 
 
-def test_limited_is_a_sorted_subset_by_seed() -> None:
-    order = torch.randperm(10, generator=torch.Generator().manual_seed(3))
-    assert limited(10, 4, seed=3).tolist() == sorted(order[:4].tolist())
+def test_limited_is_a_sorted_subset_by_the_seed_0() -> None:
+    order = torch.randperm(10, generator=torch.Generator().manual_seed(0))
+    assert limited(10, 4).tolist() == sorted(order[:4].tolist())
     assert limited(10, None).tolist() == limited(10, 10).tolist() == list(range(10))
 
 

@@ -84,9 +84,9 @@ def test_ranking_by_a_similarity_is_the_cells_ranking_in_any_tiles(exponent, mon
     draw = torch.Generator().manual_seed(0)
     queries = torch.randn(7, 5, generator=draw, dtype=torch.float64)
     documents = torch.randn(30, 5, generator=draw, dtype=torch.float64) * 3
-    expected = rank(queries, documents, exponent, depth=12)
+    expected = rank(queries, documents, exponent)
     monkeypatch.setattr(ranking, "SCORES_AT_ONCE", 3 * 30)
-    found = ranking.rank_by(CellSimilarity((0.0, exponent)), queries, documents, depth=12)
+    found = ranking.rank_by(CellSimilarity((0.0, exponent)), queries, documents)
     assert torch.equal(found.documents, expected.documents)
     torch.testing.assert_close(found.scores, expected.scores)
 
