@@ -44,7 +44,7 @@ def seconds_one_after_another(file: Path, out: str) -> float:
     """Launch every script of the study by itself."""
     study = load_study(file, SCRIPTS)
     commands = [
-        shlex.split(command(run.script.path, run.config))
+        shlex.split(command(run.script.path, run.settings))
         for run in main_runs(study, SCRIPTS, out, lambda _tune, _point: None)
     ]
     begin = time.perf_counter()

@@ -38,11 +38,11 @@ class LabSettings:
 
 
 def run_lab(
-    config: LabSettings, name: str, measure: Callable[[], Measurement]
+    settings: LabSettings, name: str, measure: Callable[[], Measurement]
 ) -> dict[str, float | str]:
     """The metrics of a run, measured now or already finished; its figures lie in its folder."""
-    with open_run(config, script=name, out=config.out, study=config.study) as folder:
-        if folder.state == "finished" and config.resume:
+    with open_run(settings, script=name, out=settings.out, study=settings.study) as folder:
+        if folder.state == "finished" and settings.resume:
             print(f"{folder.path} is finished; --no-resume measures it anew.")
             return folder.metrics()
         try:
@@ -64,9 +64,9 @@ def main(
     """Flags in, a table and the figures' names out; a user's mistake ends in one line, not 0."""
     name = Path(sys.argv[0]).stem
     with one_line_errors(name, "The same command measures it anew."):
-        config = parse(config_class, description=description)
-        metrics = run(config)
-        _show(metrics, run_path(config, script=name, out=config.out, study=config.study))
+        settings = parse(config_class, description=description)
+        metrics = run(settings)
+        _show(metrics, run_path(settings, script=name, out=settings.out, study=settings.study))
 
 
 def drawing(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, Any]:

@@ -59,7 +59,7 @@ class ReportSettings:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the page; a mistake ends in one line, exit 1 (exit 2 for a faulty flag)."""
-    args = parse(
+    settings = parse(
         ReportSettings,
         argv,
         description=__doc__,
@@ -68,14 +68,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     with one_line_errors("offsphere report", "No page was written."), speaking():
         out = write_report(
-            args.studies,
-            results=args.results,
-            out=args.out,
-            claims=args.claims,
-            date=args.date,
-            figures=args.figures,
-            metrics=[name.strip() for name in args.metrics.split(",") if name.strip()],
-            published=args.published or None,
+            settings.studies,
+            results=settings.results,
+            out=settings.out,
+            claims=settings.claims,
+            date=settings.date,
+            figures=settings.figures,
+            metrics=[name.strip() for name in settings.metrics.split(",") if name.strip()],
+            published=settings.published or None,
         )
         print(f"{out} ({out.stat().st_size / 1e6:.2f} MB)")
 

@@ -21,22 +21,22 @@ PATHS = ("wds", "folder", "csv", "beir", "stsb", "captions")
 PIPE = "pipe:"
 
 
-def refuse_missing(configs: Iterable[DataclassInstance]) -> None:
-    """One error that names everything that runs would not find."""
-    if lacks := lacking(configs):
+def refuse_missing(runs: Iterable[DataclassInstance]) -> None:
+    """One error that names everything that runs with these settings would not find."""
+    if lacks := lacking(runs):
         raise FileNotFoundError(" ".join(lacks))
 
 
-def lacking(configs: Iterable[DataclassInstance]) -> list[str]:
+def lacking(runs: Iterable[DataclassInstance]) -> list[str]:
     """Which data of these runs are not there, where they were looked for, how to get them."""
-    needed = {(name, _root(config)): None for config in configs for name in data_names(config)}
+    needed = {(name, _root(settings)): None for settings in runs for name in data_names(settings)}
     sentences = (_lack(name, root) for name, root in needed)
     return [sentence for sentence in sentences if sentence]
 
 
-def refuse_commands(configs: Iterable[DataclassInstance], *, allowed: bool) -> None:
+def refuse_commands(runs: Iterable[DataclassInstance], *, allowed: bool) -> None:
     """Say which commands the data of runs are; without the user's leave that is an error."""
-    commands = list(dict.fromkeys(c for config in configs for c in _commands(config)))
+    commands = list(dict.fromkeys(c for settings in runs for c in _commands(settings)))
     if commands and not allowed:
         raise ValueError(
             f"These data are commands, which would run on this machine: {'; '.join(commands)}. "
@@ -46,38 +46,38 @@ def refuse_commands(configs: Iterable[DataclassInstance], *, allowed: bool) -> N
         print(f"This will run the command: {command}")
 
 
-def stamp(config: DataclassInstance) -> str | None:
+def stamp(settings: DataclassInstance) -> str | None:
     """Names, sizes and times of the local files that a run reads, as a short hash.
 
     Cheap where a fingerprint is not: equal stamps are equal data, and only where they differ (a
     copy has other times) do contents have to be compared. None if nothing local is named.
     """
-    digest, root = hashlib.sha256(), _root(config)
-    found = [file for name in data_names(config) for file in _files(name, root)]
+    digest, root = hashlib.sha256(), _root(settings)
+    found = [file for name in data_names(settings) for file in _files(name, root)]
     for file in found:
         facts = file.stat()
         digest.update(repr((file.name, facts.st_size, facts.st_mtime_ns)).encode())
     return digest.hexdigest()[:16] if found else None
 
 
-def data_names(config: DataclassInstance) -> list[str]:
+def data_names(settings: DataclassInstance) -> list[str]:
     """The data that a run's settings name, each once."""
-    values = [getattr(config, f.name) for f in fields(config) if f.metadata.get("data")]
+    values = [getattr(settings, f.name) for f in fields(settings) if f.metadata.get("data")]
     every = [x for value in values for x in (value if isinstance(value, tuple) else (value,))]
     return list(dict.fromkeys(name for name in every if name is not None))
 
 
-def has_changed(folder: RunFolder, config: DataclassInstance) -> bool:
+def has_changed(folder: RunFolder, settings: DataclassInstance) -> bool:
     """Whether the files of a run are not as they were, so that contents have to be compared.
 
     Runs of before there were stamps, and data that are not there now, cannot be told: no.
     """
     before = folder.provenance().get("files")
-    return before is not None and stamp(config) not in (None, before)
+    return before is not None and stamp(settings) not in (None, before)
 
 
-def _root(config: DataclassInstance) -> str | None:
-    return getattr(config, "data_root", None)
+def _root(settings: DataclassInstance) -> str | None:
+    return getattr(settings, "data_root", None)
 
 
 def _lack(name: str, root: str | None) -> str | None:
@@ -120,8 +120,8 @@ def _files(name: str, root: str | None) -> Iterator[Path]:
             yield from (Path(folder) / file for file in sorted(files))
 
 
-def _commands(config: DataclassInstance) -> list[str]:
+def _commands(settings: DataclassInstance) -> list[str]:
     """What would be run; braces may hide it behind an address."""
-    patterns = [name.removeprefix("wds:") for name in data_names(config) if name[:4] == "wds:"]
+    patterns = [name.removeprefix("wds:") for name in data_names(settings) if name[:4] == "wds:"]
     shards = (shard for pattern in patterns if PIPE in pattern for shard in expand(pattern))
     return [shard.removeprefix(PIPE) for shard in shards if shard.startswith(PIPE)]

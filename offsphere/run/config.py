@@ -67,12 +67,12 @@ def keyboard(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"unhashed": True, "keyboard": True})
 
 
-def canonical_data(config: DataclassInstance) -> None:
+def canonical_data(settings: DataclassInstance) -> None:
     """Give data one spelling, for a frozen dataclass to call when it is made."""
-    for field in fields(config):
+    for field in fields(settings):
         if field.metadata.get("data"):
-            value = _each(lambda text: named(_with_kind(text)), getattr(config, field.name))
-            object.__setattr__(config, field.name, value)
+            value = _each(lambda text: named(_with_kind(text)), getattr(settings, field.name))
+            object.__setattr__(settings, field.name, value)
 
 
 def _with_kind(data: str) -> str:
@@ -161,60 +161,60 @@ def as_written(path: str | Path) -> dict[str, str]:
     return {name: ", ".join(str(value) for value in values) for name, values, _ in items}
 
 
-def to_yaml(config: DataclassInstance) -> str:
+def to_yaml(settings: DataclassInstance) -> str:
     """The settings as a YAML text that `--config` and `load_yaml` read back."""
-    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(to_dict(settings), sort_keys=False, allow_unicode=True)
 
 
-def to_dict(config: DataclassInstance) -> dict[str, Any]:
+def to_dict(settings: DataclassInstance) -> dict[str, Any]:
     """The settings as plain values that YAML and JSON can write, in field order."""
     return {
-        field.name: _plain(field.name, getattr(config, field.name))
-        for field in fields(config)
+        field.name: _plain(field.name, getattr(settings, field.name))
+        for field in fields(settings)
         if not field.metadata.get("keyboard")
     }
 
 
-def identity_settings(config: DataclassInstance) -> dict[str, Any]:
+def identity_settings(settings: DataclassInstance) -> dict[str, Any]:
     """The settings that make the run what it is, in one spelling (1.0 is 1).
 
     No `unhashed` fields, and no `added` fields that have their default. Data that committed rows
     call by an old place go by that.
     """
-    data = {field.name for field in fields(config) if field.metadata.get("data")}
+    data = {field.name for field in fields(settings) if field.metadata.get("data")}
     left_out = {
         field.name
-        for field in fields(config)
+        for field in fields(settings)
         if field.metadata.get("unhashed")
-        or (field.metadata.get("added") and getattr(config, field.name) == field.default)
+        or (field.metadata.get("added") and getattr(settings, field.name) == field.default)
     }
-    kept = {k: v for k, v in to_dict(config).items() if k not in left_out}
+    kept = {k: v for k, v in to_dict(settings).items() if k not in left_out}
     return {k: _each(identity, v) if k in data else _canonical(v) for k, v in kept.items()}
 
 
-def settings_hash(config: DataclassInstance) -> str:
+def settings_hash(settings: DataclassInstance) -> str:
     """Eight hexadecimal digits of the settings, the same in every process and field order."""
-    text = json.dumps(identity_settings(config), sort_keys=True)
+    text = json.dumps(identity_settings(settings), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def run_name(config: DataclassInstance) -> str:
+def run_name(settings: DataclassInstance) -> str:
     """`<cell>-seed<k>-<hash>`, without the cell if there is none: the settings alone decide."""
-    values = to_dict(config)
+    values = to_dict(settings)
     if "seed" not in values:
-        raise ValueError(f"{type(config).__name__} needs a 'seed' for a run's name.")
+        raise ValueError(f"{type(settings).__name__} needs a 'seed' for a run's name.")
     cell = re.sub(r"[^A-Za-z0-9._+-]+", "_", str(values["cell"])) + "-" if "cell" in values else ""
-    return f"{cell}seed{values['seed']}-{settings_hash(config)}"
+    return f"{cell}seed{values['seed']}-{settings_hash(settings)}"
 
 
-def telling_name(config: DataclassInstance) -> str:
+def telling_name(settings: DataclassInstance) -> str:
     """The run's name, with what differs from the default between seed and hash.
 
     As in `dot-seed0-folder_my_images-lr0.004-1a2b3c4d`. It is for people: the hash says which run
     it is. Of paths and addresses only the last part is told.
     """
-    start, _, digest = run_name(config).rpartition("-")
-    told = {k: v for k, v in differing(config).items() if k not in ("cell", "seed")}
+    start, _, digest = run_name(settings).rpartition("-")
+    told = {k: v for k, v in differing(settings).items() if k not in ("cell", "seed")}
     words = [_name_word(name, value) for name, value in told.items()]
     ends = [0, *itertools.accumulate(len(word) + 1 for word in words)]
     room = LONGEST_NAME - len(start) - len(digest) - len("-and_99_more-")
@@ -223,21 +223,21 @@ def telling_name(config: DataclassInstance) -> str:
     return "-".join([start, *words[:kept], *more, digest])
 
 
-def differing(config: DataclassInstance) -> dict[str, Any]:
+def differing(settings: DataclassInstance) -> dict[str, Any]:
     """The settings that make this run another one than the script's default, `data` first."""
     try:
-        usual = to_dict(type(config)())
+        usual = to_dict(type(settings)())
     except (TypeError, ValueError):  # some settings have no default
-        usual = {field.name: field.default for field in fields(config)}
+        usual = {field.name: field.default for field in fields(settings)}
     usual = {name: _canonical(value) for name, value in usual.items()}
-    given = identity_settings(config)
+    given = identity_settings(settings)
     names = sorted(given, key=lambda name: name != "data")
     return {name: given[name] for name in names if given[name] != usual[name]}
 
 
-def told(config: DataclassInstance) -> list[str]:
+def told(settings: DataclassInstance) -> list[str]:
     """The flags that make this run another one than the script's default, without keys."""
-    given = ((name.replace("_", "-"), value) for name, value in differing(config).items())
+    given = ((name.replace("_", "-"), value) for name, value in differing(settings).items())
     return [word for name, value in given for word in _flag_words(name, value)]
 
 
@@ -266,11 +266,11 @@ def _last_part(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.+-]+", "_", words).strip("_")
 
 
-def command(script: str, config: DataclassInstance) -> str:
+def command(script: str, settings: DataclassInstance) -> str:
     """The shell command that gives these settings again; defaults are left out."""
     words = ["python", script]
-    for field in fields(config):
-        value = getattr(config, field.name)
+    for field in fields(settings):
+        value = getattr(settings, field.name)
         if value != field.default:
             words += _flag_words(field.name.replace("_", "-"), _plain(field.name, value))
     return shlex.join(words)

@@ -159,7 +159,7 @@ class RunFolder(AbstractContextManager):
 
 
 def run_path(
-    config: DataclassInstance, *, script: str, out: str | Path, study: str | None = None
+    settings: DataclassInstance, *, script: str, out: str | Path, study: str | None = None
 ) -> Path:
     """The folder of a run: `<out>/<study>/<cell>-seed<k>-<hash>`, whose table tells runs apart.
 
@@ -171,10 +171,10 @@ def run_path(
         if given == "":
             raise ValueError(f"{flag} is empty: expected a folder's name.")
     if study is not None:
-        return Path(out) / study / run_name(config)
-    folder, short = Path(out) / script, run_name(config)
+        return Path(out) / study / run_name(settings)
+    folder, short = Path(out) / script, run_name(settings)
     start, _, digest = short.rpartition("-")
-    telling = folder / telling_name(config)
+    telling = folder / telling_name(settings)
     if telling.is_dir() or not folder.is_dir():
         return telling
     alike = (x for x in folder.iterdir() if x.name.startswith(f"{start}-"))
@@ -212,15 +212,15 @@ def _told(runs: list[Path], most: int = 20) -> str:
 
 
 def open_run(
-    config: DataclassInstance, *, script: str, out: str | Path, study: str | None = None
+    settings: DataclassInstance, *, script: str, out: str | Path, study: str | None = None
 ) -> RunFolder:
     """Open the run's folder (`run_path`) for writing, locked until it is closed."""
     script = Path(script).stem
-    path = run_path(config, script=script, out=out, study=study)
+    path = run_path(settings, script=script, out=out, study=study)
     (path / "checkpoint").mkdir(parents=True, exist_ok=True)
     run = RunFolder(path, lock=True)
     try:
-        _check_same_run(run, config, script)
+        _check_same_run(run, settings, script)
         for stale in path.rglob(".*.tmp"):
             stale.unlink()
         stored, now = run.provenance(), {"script": script, **provenance(None)}
@@ -231,7 +231,7 @@ def open_run(
             before = before if isinstance(before, list) else [before]
             run._write("provenance.json", {**stored, "resumed": [*before, now]})
         if run.state == "new":
-            write_whole(path / "config.yaml", to_yaml(config))
+            write_whole(path / "config.yaml", to_yaml(settings))
     except BaseException:
         run.close()
         raise
@@ -294,12 +294,12 @@ def _in_short(data: Any) -> str:
     return json.dumps(data)
 
 
-def _check_same_run(run: RunFolder, config: DataclassInstance, script: str) -> None:
+def _check_same_run(run: RunFolder, settings: DataclassInstance, script: str) -> None:
     if run.state == "new":
         return
     old, new = (
-        identity_settings(load_yaml(type(config), run.path / "config.yaml")),
-        identity_settings(config),
+        identity_settings(load_yaml(type(settings), run.path / "config.yaml")),
+        identity_settings(settings),
     )
     old["script"], new["script"] = run.provenance().get("script", script), script
     differ = [

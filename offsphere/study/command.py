@@ -49,7 +49,7 @@ def main(argv: Sequence[str], scripts: Scripts) -> None:
 
 def study_command(argv: Sequence[str], scripts: Scripts) -> int:
     """Run the study that the command line names; the exit code."""
-    args = parse(
+    settings = parse(
         StudySettings,
         argv,
         description=f"{__doc__}\n{EPILOG}",
@@ -57,16 +57,16 @@ def study_command(argv: Sequence[str], scripts: Scripts) -> int:
         words=("file", "FILE.yaml"),
     )
     try:
-        study = load_study(args.file, scripts, smoke=args.smoke)
+        study = load_study(settings.file, scripts, smoke=settings.smoke)
     except (ValueError, OSError) as error:
         return _error(error, 2)
     try:
-        mend_tables(Path(args.out) / study.name, _locked)
-        if args.dry_run:
-            return dry_run(study, scripts, args)
-        _refuse_unready(study, scripts, args)
-        with _locked(Path(args.out) / study.name), stop_signals(patient=True) as stops:
-            code = _run_study(study, scripts, args, stops.__len__)
+        mend_tables(Path(settings.out) / study.name, _locked)
+        if settings.dry_run:
+            return dry_run(study, scripts, settings)
+        _refuse_unready(study, scripts, settings)
+        with _locked(Path(settings.out) / study.name), stop_signals(patient=True) as stops:
+            code = _run_study(study, scripts, settings, stops.__len__)
     except (ValueError, OSError) as error:
         return _error(error, 1)
     if stops:
@@ -82,37 +82,37 @@ def _error(error: Exception, code: int) -> int:
 
 
 def _run_study(
-    study: Study, scripts: Scripts, args: StudySettings, stops_asked: Callable[[], int]
+    study: Study, scripts: Scripts, settings: StudySettings, stops_asked: Callable[[], int]
 ) -> int:
     """Pilots, choices, runs; stopped, it returns early."""
-    folder = Path(args.out) / study.name
+    folder = Path(settings.out) / study.name
     with contextlib.ExitStack() as stack:
 
         @cache
         def engine() -> Engine:
-            started = _engine(study, scripts, args)
+            started = _engine(study, scripts, settings)
             stack.callback(started.close)
             return started
 
         def stage(title: str, runs: list[Run]) -> list[Run]:
-            if args.reuse and (taken := take_over(runs, args.out)):
-                print(f"{title}: {taken} runs are taken from other studies in {args.out}.")
+            if settings.reuse and (taken := take_over(runs, settings.out)):
+                print(f"{title}: {taken} runs are taken from other studies in {settings.out}.")
             if elsewhere := rows_only(runs):
                 print(
                     f"{title}: {elsewhere} runs have ended elsewhere; their rows are in runs.csv."
                 )
-            tally = tally_of(runs, retry_failed=args.retry_failed)
+            tally = tally_of(runs, retry_failed=settings.retry_failed)
             return _stage(title, runs, tally, engine, stops_asked, study.metric)
 
         choices: list[Choice] = []
-        if pilots := here(pilot_runs(study, scripts, args.out), args):
+        if pilots := here(pilot_runs(study, scripts, settings.out), settings):
             stage(f"{study.name}, pilots", pilots)
             if stops_asked():
                 return 1
-            choices = choices_of(study, scripts, args.out)
+            choices = choices_of(study, scripts, settings.out)
             write_json(folder / "tuning.json", tuning_record(choices))
-        runs = main_runs(study, scripts, args.out, lambda _, point: choice_for(choices, point))
-        runs = here(runs, args)
+        runs = main_runs(study, scripts, settings.out, lambda _, point: choice_for(choices, point))
+        runs = here(runs, settings)
         write_json(folder / "plan.json", _plan_record(study, runs))
         failed = stage(study.name, runs)
     write_rest(folder)
@@ -123,12 +123,12 @@ def _run_study(
     return code
 
 
-def _refuse_unready(study: Study, scripts: Scripts, args: StudySettings) -> None:
+def _refuse_unready(study: Study, scripts: Scripts, settings: StudySettings) -> None:
     """Before anything is written: are the data of what is to be done there, and harmless?"""
-    tally = plan_of(study, scripts, args).tally
-    configs = [run.config for run in tally.to_do]
-    refuse_commands(configs, allowed=args.allow_pipe)
-    refuse_missing(configs)
+    tally = plan_of(study, scripts, settings).tally
+    to_do = [run.settings for run in tally.to_do]
+    refuse_commands(to_do, allowed=settings.allow_pipe)
+    refuse_missing(to_do)
     _refuse_changed(tally.finished)
 
 
@@ -137,7 +137,7 @@ def _refuse_changed(finished: list[Run]) -> None:
 
     Sizes and times of files are looked at first; only where they differ are data read again.
     """
-    touched = [run for run in finished if has_changed(RunFolder(run.path), run.config)]
+    touched = [run for run in finished if has_changed(RunFolder(run.path), run.settings)]
     if not touched:
         return
     from offsphere.training.run import description_of
@@ -145,20 +145,20 @@ def _refuse_changed(finished: list[Run]) -> None:
     print(f"The data files of {len(touched)} finished runs have other times: reading them again.")
     for run in touched:
         assert run.script.make is not None  # only training scripts read data
-        found = description_of(run.script.make, run.config)
+        found = description_of(run.script.make, run.settings)
         with RunFolder(run.path, lock=True) as folder:
-            folder.describe_data(found, stamp(run.config))
+            folder.describe_data(found, stamp(run.settings))
 
 
-def _engine(study: Study, scripts: Scripts, args: StudySettings) -> Engine:
-    if args.engine == "ray":
+def _engine(study: Study, scripts: Scripts, settings: StudySettings) -> Engine:
+    if settings.engine == "ray":
         from offsphere.study.cluster import RayEngine
 
-        return RayEngine(args.workers, args.gpus_per_run)
+        return RayEngine(settings.workers, settings.gpus_per_run)
     from offsphere.study.local import LocalEngine
 
     names = {point.script for part in study.parts for point in part.points}
-    return LocalEngine(args.workers or cores(), [scripts[name]() for name in names])
+    return LocalEngine(settings.workers or cores(), [scripts[name]() for name in names])
 
 
 def _stage(

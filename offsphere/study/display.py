@@ -79,7 +79,7 @@ class Display(AbstractContextManager):
 
 def which_run(runs: Sequence[Run]) -> dict[Path, str]:
     """What tells each run from the others: the settings that vary, but for those of its name."""
-    every = {run.path: identity_settings(run.config) for run in runs}
+    every = {run.path: identity_settings(run.settings) for run in runs}
     first = next(iter(every.values()), {})
     names = dict.fromkeys(name for one in every.values() for name in one)
     vary = [

@@ -87,9 +87,9 @@ def execute(runs: Sequence[Run], engine: Engine, stops_asked: Callable[[], int])
 
 def record_failure(run: Run, reason: str) -> str:
     """Give a run its failed row, unless it wrote that itself; the reason, as it may be shown."""
-    config = run.config
+    own = run.settings
     try:
-        with open_run(config, script=run.name, out=config.out, study=config.study) as folder:
+        with open_run(own, script=run.name, out=own.out, study=own.study) as folder:
             if folder.metrics().get("run/reason") != reason:
                 folder.fail(reason)
     except (ValueError, OSError) as error:
@@ -103,7 +103,7 @@ def perform(run: Run) -> str | None:
     _wait_until_free(run.path)
     with _output_to(run.path / OUTPUT):
         try:
-            run.script.run(run.config)
+            run.script.run(run.settings)
         except (Stopped, ValueError, OSError) as error:
             traceback.print_exc()
             return str(error)

@@ -73,9 +73,9 @@ def tally_of(runs: Iterable[Run], *, retry_failed: bool) -> Tally:
     return found
 
 
-def here(runs: list[Run], args: StudySettings) -> list[Run]:
+def here(runs: list[Run], settings: StudySettings) -> list[Run]:
     """The runs with what the flags say about this machine."""
-    return equipped(runs, data_root=args.data_root, allow_pipe=args.allow_pipe)
+    return equipped(runs, data_root=settings.data_root, allow_pipe=settings.allow_pipe)
 
 
 class Plan(NamedTuple):
@@ -90,9 +90,9 @@ class Plan(NamedTuple):
     tally: Tally
 
 
-def plan_of(study: Study, scripts: Scripts, args: StudySettings) -> Plan:
+def plan_of(study: Study, scripts: Scripts, settings: StudySettings) -> Plan:
     """All runs; a point whose pilots have not decided stands with its first candidate."""
-    choices = choices_of(study, scripts, args.out)
+    choices = choices_of(study, scripts, settings.out)
     undecided = 0
 
     def choose(tune: Any, point: Any) -> Settings:
@@ -101,23 +101,23 @@ def plan_of(study: Study, scripts: Scripts, args: StudySettings) -> Plan:
         undecided += chosen is None
         return tune.candidates[0] if chosen is None else chosen
 
-    pilots = here(pilot_runs(study, scripts, args.out), args)
-    runs = here(main_runs(study, scripts, args.out, choose), args)
+    pilots = here(pilot_runs(study, scripts, settings.out), settings)
+    runs = here(main_runs(study, scripts, settings.out, choose), settings)
     planned = [*pilots, *runs]
-    taken = {run.path for run in planned if args.reuse and made_elsewhere(run, args.out)}
+    taken = {run.path for run in planned if settings.reuse and made_elsewhere(run, settings.out)}
     left = [run for run in planned if run.path not in taken]
-    return Plan(pilots, runs, taken, undecided, tally_of(left, retry_failed=args.retry_failed))
+    return Plan(pilots, runs, taken, undecided, tally_of(left, retry_failed=settings.retry_failed))
 
 
-def dry_run(study: Study, scripts: Scripts, args: StudySettings) -> int:
+def dry_run(study: Study, scripts: Scripts, settings: StudySettings) -> int:
     """Print every run's command, how many there are, how long they may take, what they lack."""
-    pilots, runs, taken, undecided, tally = plan_of(study, scripts, args)
+    pilots, runs, taken, undecided, tally = plan_of(study, scripts, settings)
     if study.describe:
         print(study.describe)
     for run in [*pilots, *runs]:
         labels = "; ".join(", ".join(f"{k} {v}" for k, v in one.items()) for one in run.labels)
         state = "taken from another study" if run.path in taken else state_of(run.path)
-        print(f"{state}: {labels + ': ' if labels else ''}{command(run.script.path, run.config)}")
+        print(f"{state}: {labels + ': ' if labels else ''}{command(run.script.path, run.settings)}")
     if undecided:
         print(f"{undecided} of the settings above stand for what the pilot runs will choose.")
     first = f"{len(pilots)} pilot runs and " if pilots else ""
@@ -126,11 +126,11 @@ def dry_run(study: Study, scripts: Scripts, args: StudySettings) -> int:
         f"{study.name}: {first}{len(runs)} runs; {len(tally.finished)} finished, {others}"
         f"{len(tally.failed)} failed, {len(tally.to_do)} to do."
     )
-    workers = args.workers or cores()
+    workers = settings.workers or cores()
     for name in dict.fromkeys(run.name for run in tally.to_do):
         of_script = [run for run in tally.to_do if run.name == name]
-        finished = list(finished_below(Path(args.out), name))
-        guesses = [guess_of(run.config, finished) for run in of_script]
+        finished = list(finished_below(Path(settings.out), name))
+        guesses = [guess_of(run.settings, finished) for run in of_script]
         known = [guess for guess in guesses if guess is not None]
         if len(known) < len(guesses):
             lack = "the finished ones are too short" if finished else "no finished run"
@@ -143,7 +143,7 @@ def dry_run(study: Study, scripts: Scripts, args: StudySettings) -> int:
             f"{name}: {len(of_script)} to do, about {took} with {workers} at a time "
             f"(from {len(finished)} finished runs{unlike})."
         )
-    for lack in lacking(run.config for run in tally.to_do):
+    for lack in lacking(run.settings for run in tally.to_do):
         print(f"needs: {lack}")
     return 0
 
@@ -155,13 +155,13 @@ class Guess(NamedTuple):
     unlike: list[str]
 
 
-def guess_of(config: DataclassInstance, finished: Sequence[dict[str, Any]]) -> Guess | None:
+def guess_of(settings: DataclassInstance, finished: Sequence[dict[str, Any]]) -> Guess | None:
     """By the finished runs whose settings are the most alike: their median time per sample seen
     where both sides state samples, else their median time.
 
     None without any that saw a tenth of the samples: in shorter ones measuring takes the time.
     """
-    own = {name: value for name, value in identity_settings(config).items() if name != "seed"}
+    own = {name: value for name, value in identity_settings(settings).items() if name != "seed"}
     samples = own.pop("samples", None)
     least = (samples or 0) / 10
     finished = [row for row in finished if row.get("run/samples", least) >= least]

@@ -125,7 +125,7 @@ def _copy(made: Path, run: Run, out: str) -> None:
         copy = Path(folder) / run.path.name
         shutil.copytree(made, copy, copy_function=_link, ignore=shutil.ignore_patterns(".lock"))
         (copy / "config.yaml").unlink()  # a link: what it is linked with must not change
-        (copy / "config.yaml").write_text(to_yaml(run.config))
+        (copy / "config.yaml").write_text(to_yaml(run.settings))
         run.path.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(run.path, ignore_errors=True)
         copy.rename(run.path)

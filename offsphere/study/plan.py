@@ -68,15 +68,15 @@ class Run:
     name: str
     """The script's name."""
     script: Script
-    config: Any
+    settings: Any
     labels: tuple[dict[str, str], ...]
     """The part and arm it belongs to; several if the same settings occur more than once."""
 
     @property
     def path(self) -> Path:
         """The run's folder."""
-        out, study = self.config.out, self.config.study
-        return run_path(self.config, script=self.name, out=out, study=study)
+        out, study = self.settings.out, self.settings.study
+        return run_path(self.settings, script=self.name, out=out, study=study)
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,8 @@ def equipped(runs: Iterable[Run], *, data_root: str | None, allow_pipe: bool) ->
     """The runs with what the command line says about this machine; their names stay."""
     said = {"data_root": data_root, "allow_pipe": allow_pipe}
     return [
-        replace(run, config=replace(run.config, **_known(type(run.config), said))) for run in runs
+        replace(run, settings=replace(run.settings, **_known(type(run.settings), said)))
+        for run in runs
     ]
 
 
@@ -197,12 +198,12 @@ def pilot_run(
 def _run(asked: Asked, scripts: Scripts, out: str, study: str) -> Run:
     seed, name, settings, labels = asked
     script = scripts[name]()
-    config = _config(script.config_class, json.dumps(settings, default=str))
-    return Run(name, script, replace(config, seed=seed, study=study, out=out), (labels,))
+    checked = _checked(script.config_class, json.dumps(settings, default=str))
+    return Run(name, script, replace(checked, seed=seed, study=study, out=out), (labels,))
 
 
 @cache
-def _config(config_class: type, settings: str) -> Any:
+def _checked(config_class: type, settings: str) -> Any:
     """The settings as the script reads them, with one thread and no progress bar.
 
     Kept, because flags are slow to read and only seeds differ between most runs.
@@ -427,7 +428,7 @@ def _all_known(what: str, names: Iterable[Any], expected: Iterable[str]) -> None
 
 
 def _check_part(part: Part, scripts: Scripts) -> None:
-    """Build every configuration once, so that no run is refused later."""
+    """Read the settings of every point once, so that no run is refused later."""
     for point in part.points:
         _all_known("script", [point.script], scripts)
         script = scripts[point.script]()
@@ -446,7 +447,7 @@ def _check_part(part: Part, scripts: Scripts) -> None:
 
 def _check_settings(script: Script, settings: Settings) -> None:
     try:
-        _config(script.config_class, json.dumps(settings, default=str))
+        _checked(script.config_class, json.dumps(settings, default=str))
     except ValueError as error:
         culprit = _culprit(script, settings, str(error))
         given = culprit or ", ".join(f"{name}: {value}" for name, value in settings.items())

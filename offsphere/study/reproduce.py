@@ -61,7 +61,7 @@ class ReproduceSettings:
 
 def main(argv: Sequence[str], scripts: Scripts) -> None:
     """Make rows again; exit 0 if all numbers are the same, 1 if not, 2 for a faulty flag."""
-    args = parse(
+    settings = parse(
         ReproduceSettings,
         argv,
         description=__doc__,
@@ -69,16 +69,16 @@ def main(argv: Sequence[str], scripts: Scripts) -> None:
         words=("study", "STUDY"),
     )
     try:
-        rows = _chosen(Path(args.study), args.run, args.rows, args.pick)
-        out = Path(args.out)
-        runs = [_run(row, scripts, out, Path(args.study).resolve().name) for row in rows]
-        runs = equipped(runs, data_root=args.data_root, allow_pipe=args.allow_pipe)
+        rows = _chosen(Path(settings.study), settings.run, settings.rows, settings.pick)
+        out = Path(settings.out)
+        runs = [_run(row, scripts, out, Path(settings.study).resolve().name) for row in rows]
+        runs = equipped(runs, data_root=settings.data_root, allow_pipe=settings.allow_pipe)
         for run in runs:
-            print(command(run.script.path, run.config))
-        configs = [run.config for run in runs if RunFolder(run.path).state != "finished"]
-        refuse_commands(configs, allowed=args.allow_pipe)
-        refuse_missing(configs)
-        differ = _made_again(runs, rows, args.workers)
+            print(command(run.script.path, run.settings))
+        to_do = [run.settings for run in runs if RunFolder(run.path).state != "finished"]
+        refuse_commands(to_do, allowed=settings.allow_pipe)
+        refuse_missing(to_do)
+        differ = _made_again(runs, rows, settings.workers)
     except (ValueError, OSError) as error:
         print(f"offsphere reproduce: error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
@@ -127,13 +127,13 @@ def _run(row: Mapping[str, Any], scripts: Scripts, out: Path, study: str) -> Run
         raise unknown("script", name, scripts)
     script = scripts[name]()
     given = settings_in(row, script.config_class)
-    config = from_dict(script.config_class, given | {"out": str(out), "study": study})
-    if run_name(config) != row["run"]:
+    settings = from_dict(script.config_class, given | {"out": str(out), "study": study})
+    if run_name(settings) != row["run"]:
         raise ValueError(
-            f"The settings of {row['run']} now have the name {run_name(config)}: the row was made "
-            f"by other code. Check out its commit, {row.get('commit')}."
+            f"The settings of {row['run']} now have the name {run_name(settings)}: the row was "
+            f"made by other code. Check out its commit, {row.get('commit')}."
         )
-    return Run(name, script, config, ({},))
+    return Run(name, script, settings, ({},))
 
 
 def _made_again(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], workers: int) -> int:

@@ -83,7 +83,7 @@ def copy_rows(source: Path, runs: Sequence[Run]) -> None:
     """
     from offsphere.analysis import tables
 
-    target, study = runs[0].path.parent, runs[0].config.study
+    target, study = runs[0].path.parent, runs[0].settings.study
     names = {run.path.name for run in runs}
     target.mkdir(parents=True, exist_ok=True)
     for read, write, file in (

@@ -35,18 +35,18 @@ def main(
     """Flags in, a table out; a user's mistake ends in one line and a non-zero exit code."""
     script = Path(sys.argv[0]).stem
     with one_line_errors(script, "The same command resumes from the last checkpoint."):
-        config = parse(config_class, description=description)
-        folder = run_path(config, script=script, out=config.out, study=config.study)
-        with speaking(work=config.progress):
-            say(f"{script}: {' '.join(told(config)) or 'all settings at their default'}")
-            if not (config.resume and RunFolder(folder).state == "finished"):
-                refuse_missing([config])
-            if not config.resume and is_first_process():
+        settings = parse(config_class, description=description)
+        folder = run_path(settings, script=script, out=settings.out, study=settings.study)
+        with speaking(work=settings.progress):
+            say(f"{script}: {' '.join(told(settings)) or 'all settings at their default'}")
+            if not (settings.resume and RunFolder(folder).state == "finished"):
+                refuse_missing([settings])
+            if not settings.resume and is_first_process():
                 _move_aside(folder)
             say(f"Results go to {folder}\nLoading torch and the data ...")
-            metrics = run(config)
+            metrics = run(settings)
         if is_first_process():
-            _show(config, metrics, columns, folder)
+            _show(settings, metrics, columns, folder)
 
 
 def _move_aside(folder: Path) -> None:
@@ -60,14 +60,14 @@ def _move_aside(folder: Path) -> None:
 
 
 def _show(
-    config: TrainSettings, metrics: dict[str, Any], columns: tuple[Column, ...], folder: Path
+    settings: TrainSettings, metrics: dict[str, Any], columns: tuple[Column, ...], folder: Path
 ) -> None:
     from rich.console import Console
 
     console = Console()
-    console.print(closing_table(config.cell, metrics, columns, _outcomes(folder)))
+    console.print(closing_table(settings.cell, metrics, columns, _outcomes(folder)))
     console.print(f"{folder}: config.yaml, steps.jsonl, metrics.json, run.png", soft_wrap=True)
-    if config.study is None:
+    if settings.study is None:
         console.print("One run is no comparison: a study pairs cells over seeds (docs/studies.md).")
 
 

@@ -50,10 +50,10 @@ def test_a_grid_is_every_combination_and_seeds_come_first(runs_of):
         grid: {cell: [cosine, dot], lr: [0.1, 1e-3]}
         """
     )
-    found = [(r.config.seed, r.config.cell, r.config.lr) for r in runs]
+    found = [(r.settings.seed, r.settings.cell, r.settings.lr) for r in runs]
     assert found == list(itertools.product((0, 42), ("cosine", "dot"), (0.1, 0.001)))
-    assert {r.config.steps for r in runs} == {5}
-    assert {r.config.threads for r in runs} == {1}
+    assert {r.settings.steps for r in runs} == {5}
+    assert {r.settings.threads for r in runs} == {1}
     assert {r.path.parent for r in runs} == {Path("out/example")}
     assert len({r.path for r in runs}) == 8
 
@@ -68,7 +68,7 @@ def test_a_mapping_in_a_grid_sets_several_settings_together(runs_of):
           cell: [cosine, dot]
         """
     )
-    found = [(r.config.batch_size, r.config.steps, r.config.cell) for r in runs]
+    found = [(r.settings.batch_size, r.settings.steps, r.settings.cell) for r in runs]
     assert found == [(8, 4, "cosine"), (8, 4, "dot"), (16, 2, "cosine"), (16, 2, "dot")]
 
 
@@ -85,7 +85,7 @@ def test_an_arm_wins_over_fixed_and_grid_and_the_same_settings_are_one_run(runs_
           control: {cell: cosine}
         """
     )
-    found = [(r.config.cell, r.config.steps, [one["arm"] for one in r.labels]) for r in runs]
+    found = [(r.settings.cell, r.settings.steps, [one["arm"] for one in r.labels]) for r in runs]
     assert found == [
         ("cosine", 5, ["plain", "control"]),
         ("dot", 5, ["plain"]),
@@ -105,7 +105,9 @@ def test_parts_share_what_stands_beside_them(runs_of):
           - {name: two, fixed: {lr: 0.7}, seeds: [1], arms: {late: {cell: dot}}}
         """
     )
-    found = [(r.config.cell, r.config.seed, r.config.steps, r.config.lr, *r.labels) for r in runs]
+    found = [
+        (r.settings.cell, r.settings.seed, r.settings.steps, r.settings.lr, *r.labels) for r in runs
+    ]
     assert found == [
         ("cosine", 0, 5, 0.2, {"part": "one"}),
         ("dot", 1, 5, 0.7, {"part": "two", "arm": "late"}),
@@ -114,11 +116,11 @@ def test_parts_share_what_stands_beside_them(runs_of):
 
 def test_an_arm_may_have_a_script_of_its_own(runs_of):
     runs = runs_of("seeds: [0]\nscript: toy\narms: {a: {}, b: {script: train_simclr, loss: dcl}}\n")
-    assert [(r.name, getattr(r.config, "loss", None)) for r in runs] == [
+    assert [(r.name, getattr(r.settings, "loss", None)) for r in runs] == [
         ("toy", None),
         ("train_simclr", "dcl"),
     ]
-    assert runs[1].config.progress is False
+    assert runs[1].settings.progress is False
 
 
 SMOKE = """
@@ -139,7 +141,7 @@ smoke:
 
 def test_smoke_is_a_small_edition_with_a_folder_of_its_own(runs_of):
     (run,) = runs_of(SMOKE, smoke=True)
-    config = run.config
+    config = run.settings
     assert (config.cell, config.steps, config.batch_size, config.lr) == ("dot", 2, 4, 0.1)
     assert run.labels == ({"arm": "b"},)
     assert run.path.parent == Path("out/example_smoke")
@@ -178,9 +180,9 @@ def test_pilots_run_each_candidate_on_validation_data_with_their_own_seeds(load,
         """
     )
     pilots = pilot_runs(study, toy.SCRIPTS, "out")
-    found = [(r.config.seed, r.config.cell, r.config.lr) for r in pilots]
+    found = [(r.settings.seed, r.settings.cell, r.settings.lr) for r in pilots]
     assert found == list(itertools.product((7, 8), ("cosine", "dot"), (0.1, 0.3)))
-    assert {(r.config.eval_split, r.config.batch_size) for r in pilots} == {("validation", 8)}
+    assert {(r.settings.eval_split, r.settings.batch_size) for r in pilots} == {("validation", 8)}
     assert {r.path.parent for r in pilots} == {Path("out/example/tuning")}
 
 
@@ -262,7 +264,7 @@ def test_a_refusal_that_needs_two_settings_names_them_all(load):
 def test_the_settings_of_a_run_do_not_depend_on_how_they_were_written(runs_of):
     one = runs_of("script: toy\nseeds: [0]\nfixed: {lr: 1e-1, batch_size: 4}\n")
     other = runs_of("script: toy\nseeds: [0]\ngrid: {batch_size: [4]}\narms: {x: {lr: 0.1}}\n")
-    ours, theirs = ([identity_settings(r.config) for r in runs] for runs in (one, other))
+    ours, theirs = ([identity_settings(r.settings) for r in runs] for runs in (one, other))
     assert ours == theirs
     assert [r.path for r in one] == [r.path for r in other]
 

@@ -161,7 +161,7 @@ def test_a_foreign_row_leads_nowhere(capsys, monkeypatch, tmp_path: Path):
         cli.main(["reproduce", "st", "--out=again"])
     (run,) = runs
     assert run.path.parent == Path("again/st")
-    assert (run.config.root, run.config.data_root) == (None, None)
+    assert (run.settings.root, run.settings.data_root) == (None, None)
 
 
 def test_what_a_foreign_row_would_run_is_printed_first(capsys):

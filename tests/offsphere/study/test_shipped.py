@@ -45,7 +45,7 @@ def planned(study: str) -> pd.DataFrame:
     file = ROOT / "configs" / "studies" / f"{study}.yaml"
     return pd.DataFrame(
         [
-            {"run": run.path.name, "script": run.name, **to_dict(run.config), **labels}
+            {"run": run.path.name, "script": run.name, **to_dict(run.settings), **labels}
             for run in runs_of(file, smoke=False)
             for labels in run.labels
         ]
@@ -85,7 +85,7 @@ def test_a_study_is_accepted_and_its_smoke_edition_needs_no_files(file: Path):
     embedded = re.compile(r"emoji|openmoji|docstrings|None|\(\)")
     for run in small:
         for name in ("data", "data_test", "data_ood", "eval_data", "judgements"):
-            assert embedded.match(str(getattr(run.config, name, None))), run
+            assert embedded.match(str(getattr(run.settings, name, None))), run
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
