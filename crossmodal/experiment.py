@@ -191,7 +191,7 @@ class ClipExperiment(Experiment):
 
     def build(self) -> None:
         settings, towers, data = self.settings, self.towers, self.splits.train
-        say(self.splits.told(settings.eval_split, towers.image_size))
+        say(self.splits.in_words(settings.eval_split, towers.image_size))
         steps_of(settings, self.population)
         objective = build_objective(settings, self.population)
         self.method = Clip(towers, objective, random_look(towers, settings), settings)

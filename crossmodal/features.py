@@ -190,7 +190,7 @@ def _examples(
 
 
 def _fingerprint(captioned: Captioned) -> str:
-    """Of the pictures, or of the files that hold them."""
+    """A hash of the pictures, or of the files that hold them."""
     pictures = captioned.pictures
     files = pictures.files if isinstance(pictures, Listing) else ()
     facts = [(str(file.absolute()), *_size_and_time(file)) for file in files]
@@ -218,7 +218,7 @@ def _pictures(captioned: Captioned, rows: Int[Tensor, " b"]) -> Iterator[Image]:
             try:
                 pixels = decode(pictures.read(row))
             except DECODING_ERRORS as error:
-                raise ValueError(f"{pictures.told(row)} cannot be decoded: {error}.") from error
+                raise ValueError(f"{pictures.place(row)} cannot be decoded: {error}.") from error
         else:
             pixels = pictures[row]
         yield Image.fromarray(pixels.permute(1, 2, 0).numpy())

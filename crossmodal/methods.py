@@ -18,9 +18,9 @@ from offsphere.training.ranks import Rows, Tensors
 
 
 class Look(Protocol):
-    """Pictures and their step to the random, normalised crops that the image tower sees.
+    """Turns the pictures of a step into the random, normalised crops that the image tower sees.
 
-    With `rows` the pictures are only these of the step's rows.
+    With `rows` the pictures are only these rows of the step's batch.
     """
 
     def __call__(self, pixels: Tensor, step: int, rows: Rows | None = None) -> Tensor: ...

@@ -25,7 +25,7 @@ class CaptionSplits(Splits):
     """Held-out pairs that match nothing in the test data."""
     style: Captioned | None = None
 
-    def told(self, measured: str, image_size: int) -> str:
+    def in_words(self, measured: str, image_size: int) -> str:
         """The data in one line; `measured` is the name of the split that is measured."""
         train, test = self.train, self.test
         return (

@@ -38,7 +38,7 @@ class Config(AuditSettings):
     """beir:FOLDER, captions:FOLDER, stsb:FOLDER, docstrings, package:NAME, or a data set with a
     name (scifact, npl, cisi, stsb; see `offsphere data`)."""
     split: str = "test"
-    """Whose queries or pairs are taken: train, validation or test."""
+    """The split whose queries or pairs are taken: train, validation or test."""
     query_prefix: str | None = None
     """Put before each query; default: what the model's files say."""
     document_prefix: str | None = None

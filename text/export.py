@@ -61,7 +61,7 @@ class TextRun(NamedTuple):
     towers: nn.ModuleList
 
     def prompts(self) -> dict[str, str]:
-        """What is put before a text of each side."""
+        """The prompt of each side."""
         settings = self.settings
         if isinstance(settings, RetrievalSettings):
             given = (settings.query_prefix, settings.document_prefix)
@@ -70,7 +70,7 @@ class TextRun(NamedTuple):
         return dict(zip(SIDES, given, strict=True))
 
     def encoder_and_head(self, tower: nn.Module) -> tuple[TextEncoder, nn.Module]:
-        """A tower's whole encoder, whatever of it was trained, and its head."""
+        """A tower's whole encoder, trained or frozen layers alike, and its head."""
         if self.settings.tune == "head":
             return self.inputs.encoder, tower
         assert isinstance(tower, nn.Sequential)

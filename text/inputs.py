@@ -28,7 +28,7 @@ from offsphere.training.streams import stream, stream_seed
 from text.settings import TextSettings
 
 Rows = Tensor | LowerStates
-"""Inputs of texts by number: features, token numbers, or states below the trained layers."""
+"""What the towers take, row by row: features, token numbers, or states below trained layers."""
 STATIC_CHUNK = 2048
 """Texts that a static encoder encodes at a time: it has no hidden states to hold."""
 
@@ -91,8 +91,8 @@ def folder_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Texts to what towers take: features of a frozen encoder, states of its lower layers, or
-    token numbers."""
+    """Turns texts into what the towers take: features of a frozen encoder, states of its lower
+    layers, or token numbers."""
 
     settings: TextSettings
 

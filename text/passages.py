@@ -75,7 +75,7 @@ class Collection:
     grouped: bool = False
     """Queries are pictures without a text, and the documents relevant to one are its captions."""
     brief: bool = False
-    """One of many collections: only what compares collections is reported of it."""
+    """Whether it is one of many collections, of which only what compares them is reported."""
 
     def describe(self) -> dict[str, object]:
         """Name, sizes and content hash, for a run's provenance."""

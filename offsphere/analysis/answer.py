@@ -83,7 +83,7 @@ class Compared(NamedTuple):
     difference: OverSeeds
 
 
-def told(study: Study) -> Iterator[str]:
+def answer_lines(study: Study) -> Iterator[str]:
     """Lines for a terminal: each part as a table, then what can be said of all differences."""
     if not study.panels:
         yield "All runs measured validation data, which are for tuning: nothing is compared."

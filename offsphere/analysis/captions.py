@@ -12,7 +12,7 @@ from offsphere.share import FIGURES
 class Caption(NamedTuple):
     title: str
     drawn: str
-    """What is drawn, for those who do not see it."""
+    """What is drawn, as a text for those who do not see it."""
     says: str
     """What to look for."""
     numbers: Mapping[str, str]
@@ -31,4 +31,4 @@ def _read() -> dict[tuple[str, str], Caption]:
 
 
 CAPTIONS = _read()
-"""By script and figure."""
+"""The caption of each figure, by script and name."""

@@ -20,7 +20,7 @@ EFFECTS = ("left norm discarded", "right norm discarded", "interaction")
 SIDES = {1.0: "discarded", 0.0: "kept"}
 """What an exponent does to a side's norm."""
 CURVE_DIGITS = 3
-"""A line's height on the screen; curves are the largest part of a page."""
+"""Digits of a curve's points: enough for a screen, because curves are most of a page's size."""
 
 
 def controls(panel: Panel) -> dict[str, list[tuple[str, str]]]:

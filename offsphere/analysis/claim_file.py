@@ -63,7 +63,7 @@ class Claim:
     source: str
     published: str | None
     heading: str | None = None
-    """Under which it stands: the primary claims of one heading are one family."""
+    """The heading that the claim stands under; its primary claims are one family."""
     published_size: float | None = None
     protocol: str | None = None
     study: str | None = None

@@ -62,12 +62,12 @@ class Verdict:
     holds: bool | None = None
     """Whether what was expected is there; None: not known, or nothing was expected."""
     p_adjusted: float | None = None
-    """Of the claim's own question, after Holm over the primary claims of its heading."""
+    """The p-value of the claim's own question, after Holm over the claims of its family."""
     seeds_needed: int | None = None
     figures: tuple[str, ...] = ()
     """What illustrates the claim: study/part/figure, on the report page under the same name."""
     at_floor: AtFloor = NO_FLOOR
-    """Of the runs that it rests on."""
+    """How many of the runs that it rests on learned nothing beyond their untrained network."""
     steps: tuple[int, int] | None = None
     """The fewest and the most optimiser steps of those runs."""
     by_training: OverSeeds | None = None
@@ -276,7 +276,7 @@ def _title(kind: str, count: int) -> str:
 
 
 def _told(line: Verdict) -> list[str]:
-    """The lines that tell of a claim: its verdict, what is claimed, measured, published, drawn."""
+    """A claim in lines: its verdict, what is claimed, measured, published and drawn."""
     claim, measured = line.claim, line.measured
     drawn = [f"drawn in: {', '.join(line.figures)}"] if line.figures else []
     published = [f"published: {claim.published}"] if claim.published else []

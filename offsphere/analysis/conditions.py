@@ -123,7 +123,7 @@ def steps_text(steps: Steps) -> str:
 
 
 def plain_name(name: str) -> str:
-    """A text as the name of a file or a folder, in which no sign leads elsewhere."""
+    """A string as the name of a file or folder: no character of it can lead to another folder."""
     return "".join(sign if sign.isalnum() or sign in "-_" else "_" for sign in name)[:LONGEST_NAME]
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy import ndarray as Array
 
 SAME_MEAN = 1e-4
-"""A metric is the mean of an outcome if no run's two numbers differ by more; else of another."""
+"""A metric counts as the mean of an outcome if in no run the two differ by more than this."""
 TEST_SET = ("script", "task", "data_hash")
 """Runs that differ in one of these were judged on different examples."""
 ENDED = ("finished", "failed")

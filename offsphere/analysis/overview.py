@@ -46,7 +46,7 @@ SQUARED = (
 TRAINED = 1_000
 """Optimiser steps from which on a network counts as trained."""
 LABEL = 28
-"""Letters of a line of a row's name: a phone has no room for more beside the marks."""
+"""Letters in a line of a row's name: a phone has no room for more beside the marks."""
 FARTHEST = 4.0
 """Margins at which the axis of the verdicts ends."""
 
@@ -187,7 +187,7 @@ class Row(NamedTuple):
     words: str
     line: Verdict | None
     published: bool
-    """Whether the published figure, if there is one, was made in this way."""
+    """Whether a published figure, if there is one, was made in the same way."""
 
 
 def _rows_on(panel: Mapping[str, Any], board: Mapping[str, Verdict]) -> list[Row]:
@@ -347,7 +347,7 @@ def _place_of(c: Comparison) -> tuple[int, str, str]:
 
 
 def _once(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """What several studies or parts compare stands once, with the most seeds."""
+    """Each comparison once: where several studies or parts make it, the one with most seeds."""
     kept: list[Comparison] = []
     for c in sorted(comparisons, key=lambda c: -len(c.runs)):
         if not any(_repeats(c, other) for other in kept):
@@ -371,7 +371,7 @@ def _told_apart(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 
 def _weight(cells: Mapping[str, Comparison]) -> tuple[bool, float]:
-    """Trained or hardly, and the fewest seeds; a published square counts as more than none."""
+    """What squares are ranked by: whether trained, then fewest seeds; a published one has none."""
     trained = bool(cells) and all((c.steps or (0, 0))[0] >= TRAINED for c in cells.values())
     return trained, min((c.ratio.n + 0.5 for c in cells.values()), default=0.0)
 

@@ -63,7 +63,7 @@ class Along(NamedTuple):
     groups: list[tuple[str, list[tuple[float, int]]]]
     """What else the contexts of a group share, and (number, context or level) of each member."""
     of_levels: bool
-    """The number is the treatment itself: the members are levels."""
+    """Whether the number is the treatment itself, so that the members are levels."""
 
 
 @dataclass(frozen=True)

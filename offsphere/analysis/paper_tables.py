@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DIGITS = 4
-"""Of a number in a table for a paper; CSV keeps them all."""
+"""Significant digits in a table for a paper; CSV keeps them all."""
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 LATEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "\n": " "}
 LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
@@ -120,7 +120,7 @@ def _alone(panel: Panel, name: str) -> dict[str, Any]:
 
 
 def _steps(panel: Panel, place: int) -> str:
-    """The optimiser steps of a condition's runs, without which no figure says much."""
+    """The optimiser steps of a condition's runs: without them a figure says little."""
     return steps_text(panel.steps[place]).removesuffix(" steps")
 
 

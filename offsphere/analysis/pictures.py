@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PICTURES = "figures"
 COLOURS = 64
-"""Enough for lines and letters, which are kept as they are; a heat map is smaller with losses."""
+"""Of a picture without losses: enough for lines and letters. A heat map is smaller with losses."""
 QUALITY = 60
 
 

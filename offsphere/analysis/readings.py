@@ -46,7 +46,7 @@ CURVE_POINTS = 12
 QUERY_CV = "test/norm_query_cv"
 BINS = 40
 WIDE_RANGE = 8.0
-"""Norms whose largest is more than this many times their smallest get logarithmic bins."""
+"""If the largest norm is more than this many times the smallest one, bins are logarithmic."""
 SCORED = re.compile(r"^(test/.+)_scored_(.+)$|^(test/knn_embedding)_(cosine|dot)$")
 
 
@@ -64,7 +64,7 @@ class Metric:
 
     name: str
     decimals: int
-    """With which its largest value has four significant digits."""
+    """How many decimals give its largest value four significant digits."""
     summary: list[Estimate]
     missing: list[int]
     values: list[list[float]]
@@ -301,7 +301,7 @@ def read_heat_maps(frame: Frame) -> list[HeatMap]:
 
 
 def _by_cell(frame: Frame, values: Array, context: int) -> dict[str | None, Array]:
-    """The values over seeds of each corner cell in one context; None stands for the others."""
+    """The values over seeds of each corner cell in one context; None is the key of other cells."""
     return {
         corner_of(frame.levels[condition.level]): values[place]
         for place, condition in enumerate(frame.conditions)

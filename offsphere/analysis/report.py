@@ -50,7 +50,7 @@ class ReportSettings:
     date: str | None = None
     """The date on the page; default: today."""
     metrics: str = ""
-    """Of the tables, with commas between: test/probe,test/knn; default: its own."""
+    """The metrics of the tables, with commas between: test/probe,test/knn; default: the study's."""
     published: bool = False
     """Put claims and figures of papers on the page of a study too."""
     figures: bool = True

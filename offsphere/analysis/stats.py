@@ -48,13 +48,13 @@ class OverSeeds(Estimate):
     examples: int = 0
     """Test examples that the interval covers too; 0: it takes the test set as given."""
     error: float | None = None
-    """Standard error where it is not that over seeds, sd / sqrt(n)."""
+    """The standard error, if it is not the one over seeds, sd / sqrt(n)."""
     dof: float | None = None
-    """Degrees of freedom where they are not n - 1."""
+    """The degrees of freedom, if they are not n - 1."""
     example_error: float = 0.0
     """The part of the standard error that more seeds leave as it is."""
     unit: str = "seed"
-    """What n counts, if the numbers are not one per seed."""
+    """What n counts: seeds, unless said otherwise."""
 
     @property
     def count(self) -> str:
@@ -63,7 +63,7 @@ class OverSeeds(Estimate):
 
     @property
     def standard_error(self) -> float:
-        """Of the mean."""
+        """The standard error of the mean."""
         return self.sd / math.sqrt(self.n) if self.error is None else self.error
 
     @property

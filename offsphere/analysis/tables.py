@@ -101,7 +101,7 @@ def runs_table(folder: str | Path) -> pd.DataFrame:
 
 
 def _with_later_settings(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows, the older of which say what they did before a setting of the newer ones existed."""
+    """The rows; where a setting is newer than a row, the row gets what the code did before it."""
     later = safe_yaml.load(ADDED.read_text(encoding="utf-8"), ADDED)
     known = {name for row in rows for name in later if row.get(name) is not None}
     added = {name: later[name] for name in known}
@@ -131,7 +131,7 @@ def run_row(path: str | Path) -> dict[str, Any]:
 
 
 def _with_names(row: dict[str, Any]) -> dict[str, Any]:
-    """A row whose data have their names, also where it was made when they were called by places."""
+    """A row in which each named data set goes by its name, also in rows that had its old place."""
     return {k: _named(v) if k.startswith(DATA_COLUMNS) else v for k, v in row.items()}
 
 
@@ -238,7 +238,7 @@ def stored_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def table_of(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Rows as a table with one type per column: int, float, bool, or else Python objects."""
+    """Rows as a table with one type per column: int, float, bool or, if mixed, Python objects."""
     import pandas as pd
 
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -483,7 +483,7 @@ def _data_hash(data: Any) -> str | None:
 
 
 def _as_committed(data: Any) -> Any:
-    """A record of data with the places that stand for their names in committed rows."""
+    """A record of data in which each named set goes by the place that committed rows have."""
     if isinstance(data, dict):
         return {key: _as_committed(item) for key, item in data.items()}
     return identity(data) if isinstance(data, str) else data

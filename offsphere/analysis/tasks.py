@@ -27,7 +27,7 @@ Tasks = dict[str, Task]
 
 
 def tasks_of(folder: Path) -> Tasks:
-    """What the study's plan says of its scripts; where an older plan does not, what was so then."""
+    """What the study's plan says of its scripts; for older plans, what was true of these then."""
     file = folder / "plan.json"
     try:
         return _read(TASKS) | _tasks(read_json(file))
@@ -74,7 +74,7 @@ def unit_of(outcome: str) -> str:
 
 
 def _said(table: str, name: str) -> str:
-    """What a table of patterns says of a name; the name itself if it says nothing."""
+    """The entry for a name in a table of patterns; the name itself if none matches."""
     found = ((re.fullmatch(pattern, name), said) for pattern, said in _measures()[table].items())
     return next((match.expand(said) for match, said in found if match), name)
 

@@ -235,7 +235,7 @@ class ImageSplits(Splits):
     validation: Images | None = None
     ood: Images | None = None
 
-    def told(self, measured: str) -> str:
+    def in_words(self, measured: str) -> str:
         """The data in one line; `measured` is the name of the split that is measured."""
         train, test = self.train, self.test
         classes = f"{len(train.classes):,} classes" if is_labelled(train) else "without classes"

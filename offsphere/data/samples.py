@@ -73,7 +73,8 @@ class Samples:
     def load(
         self, size: int, bad: BadSamples, memory_limit: int
     ) -> tuple[UInt8[Tensor, "k 3 s s"] | Listing, Samples]:
-        """All pixels if they fit into memory, else where they lie; and the samples they are of."""
+        """The samples that can be used, and before them their pixels or, if these do not fit into
+        memory, where the pictures lie."""
         pixels, keep = load_pictures(self.listing, size, bad, memory_limit)
         kept = self.take(keep)
         return kept.listing if pixels is None else pixels, kept

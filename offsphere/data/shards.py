@@ -329,14 +329,14 @@ def check_shard(index: ShardIndex, facts: ShardFacts | None, samples: int) -> st
     held = f"{samples} complete samples are left{missing}"
     if index.problem is not None:
         return f"The shard {index.path} {index.problem}: {held}; fetch it again."
-    said = None if facts is None else _otherwise(index.path, facts, samples)
+    said = None if facts is None else _contradiction(index.path, facts, samples)
     if said is not None:
         return f"The shard {index.path} {said}: fetch it again, or make the manifest anew."
     return None if samples else f"The shard {index.path} holds no samples."
 
 
-def _otherwise(path: Path, facts: ShardFacts, samples: int) -> str | None:
-    """What a manifest says of a shard that is not so."""
+def _contradiction(path: Path, facts: ShardFacts, samples: int) -> str | None:
+    """Where a shard differs from what its manifest says; None: nowhere."""
     size = path.stat().st_size
     if facts.bytes not in (None, size):
         return f"has {size:,} bytes, but {MANIFEST} says {facts.bytes:,}"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 CAUSAL_POOLS = ("argmax", "eos")
-"""Pooling at the end token: what follows it in a causal tower cannot matter."""
+"""Poolings at the end token: in a causal tower nothing that follows it can matter."""
 
 
 class FrozenTower(nn.Module):
@@ -229,7 +229,7 @@ def registered_name(model: str, models: Path | None = None) -> str:
 
 @contextmanager
 def quiet_open_clip() -> Iterator[None]:
-    """Without warnings of random weights, which are the plan, and logs of what is raised anyway."""
+    """Silence open_clip: random weights, of which it warns, are meant; errors are raised anyway."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

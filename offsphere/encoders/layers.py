@@ -39,7 +39,7 @@ LARGEST_CACHE = 10 * 2**30
 
 
 class _PassedOn(nn.Module):
-    """In the place of the embeddings: hidden states as they come."""
+    """Stands in for a transformer's embeddings and passes hidden states on unchanged."""
 
     def forward(self, inputs_embeds: Tensor, **_unused: Any) -> Tensor:
         return inputs_embeds
@@ -80,7 +80,7 @@ def cut(encoder: HuggingFaceEncoder, top: int) -> tuple[HuggingFaceEncoder, TopL
 
 
 def joined(encoder: HuggingFaceEncoder, upper: TopLayers) -> HuggingFaceEncoder:
-    """The encoder with these in the place of its last layers: what `cut` took apart."""
+    """The encoder with these layers as its last ones; the inverse of `cut`."""
     backbone = copy.deepcopy(encoder.backbone)
     trained = copy.deepcopy(upper.backbone.encoder.layer)
     backbone.encoder.layer = nn.ModuleList([*backbone.encoder.layer[: -len(trained)], *trained])

@@ -77,7 +77,7 @@ class Words:
         return hashlib.blake2b(f"{self.rows} {known}".encode(), digest_size=12).hexdigest()
 
     def _number(self, word: str) -> int:
-        """From 1; 0 for a word that the vocabulary does not have."""
+        """A word's number, from 1; 0 if the vocabulary does not have it."""
         if self.vocabulary is not None:
             return self.vocabulary.get(word, 0)
         return 1 + zlib.crc32(word.encode()) % BUCKETS
@@ -97,7 +97,7 @@ class StaticEncoder(nn.Module):
             self.vectors[self.padding].zero_()
 
     def tokenize(self, texts: Sequence[str], max_length: int) -> Int[Tensor, "n t"]:
-        """`numbers`, kept in the user's cache."""
+        """The result of `numbers`, kept in the user's cache."""
         digest = hashlib.blake2b(digest_size=12)
         for text in texts:
             digest.update(text.encode(errors="surrogatepass") + b"\0")

@@ -51,7 +51,7 @@ def package_folder(name: str) -> Path | None:
 
 
 def ignore_pickle_warnings() -> None:
-    """torch warns of what it is about to refuse."""
+    """Silence torch's warning of a pickle, which it then refuses with an error."""
     warnings.filterwarnings("ignore", message="Detected pickle protocol")
 
 

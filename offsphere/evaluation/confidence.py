@@ -35,7 +35,7 @@ def accuracy_per_norm_bucket(
 
 
 def both_kinds(correct: Bool[Tensor, " n"]) -> bool:
-    """Whether there is anything to tell apart: some are right, and some are wrong."""
+    """Whether some are right and some are wrong, so that there is anything to tell apart."""
     return 0 < int(correct.sum()) < len(correct)
 
 

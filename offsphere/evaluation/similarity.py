@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Similarity(ABC):
-    """Checks what comes in, once for all; a similarity says how it is fitted, if it is, and scored.
+    """Checks the embeddings for all similarities; each of them says how it is fitted and scored.
 
     `_fit` is handed the references of the query side and of the item side, or the one that stands
     for both; `_scores` both sides in one dtype.
@@ -157,7 +157,7 @@ class SideMaps:
     query_mean: Float[Tensor, " d"]
     item_mean: Float[Tensor, " d"]
     matrix: Float[Tensor, "d k"] | None = None
-    """None stands for the identity."""
+    """None: the identity."""
 
     def queries(self, x: Float[Tensor, "q d"]) -> Float[Tensor, "q k"]:
         """The query side, mapped."""
@@ -423,7 +423,7 @@ def _mapped_scores(
 
 
 def _soft_maps(similar: Tensor, name: str) -> SideMaps:
-    """The map by a square root of S, after which soft cosine is cosine."""
+    """Maps by a square root of S: soft cosine is the cosine of the mapped sides."""
     if similar.ndim != 2 or similar.shape[0] != similar.shape[1]:
         raise ValueError(f"{name} must be a square matrix, got shape {tuple(similar.shape)}.")
     similar = similar.detach().double()

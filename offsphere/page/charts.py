@@ -68,7 +68,7 @@ PAINT = re.compile(r"var\(--([^)]+)\)")
 PNG_FACTOR = 2.0
 """Pixels of a PNG for each pixel of a chart."""
 PALETTE = 128
-"""Colours of a PNG; a chart has a dozen, and their edges blends."""
+"""Colours of a PNG: a chart has a dozen, and the edges of its marks have blends of them."""
 
 
 def columns(rows: Iterable[Mapping[str, Any]], digits: int = DIGITS) -> dict[str, list[Any]]:

@@ -47,7 +47,7 @@ def render(package: str, template: str, stores: Mapping[str, Any], **values: Any
 
 
 def packed(content: str) -> str:
-    """Compressed, in letters that mean nothing to HTML."""
+    """The bytes compressed and written in characters that need no escaping in HTML."""
     return base64.b64encode(zlib.compress(content.encode(), 9)).decode()
 
 

@@ -29,7 +29,7 @@ COLOURS = {
     "bad": ("#ab3d02", "#f5955a"),
     **{name: (row.colour, row.dark) for name, row in CELLS.items()},
 }
-"""By name, on a light page and on a dark one; text in any of them can be read on `paper`."""
+"""Each colour by name, for a light and a dark page; all are readable as text on `paper`."""
 
 
 class Look(NamedTuple):

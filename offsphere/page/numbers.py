@@ -13,7 +13,7 @@ DIGITS = 4
 
 
 class Interval(Protocol):
-    """What has two ends."""
+    """Anything with the two ends of an interval."""
 
     @property
     def low(self) -> float: ...

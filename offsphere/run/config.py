@@ -235,8 +235,8 @@ def differing(settings: DataclassInstance) -> dict[str, Any]:
     return {name: given[name] for name in names if given[name] != usual[name]}
 
 
-def told(settings: DataclassInstance) -> list[str]:
-    """The flags that make this run another one than the script's default, without keys."""
+def differing_flags(settings: DataclassInstance) -> list[str]:
+    """The flags that make this run another one than the script's default, without secrets."""
     given = ((name.replace("_", "-"), value) for name, value in differing(settings).items())
     return [word for name, value in given for word in _flag_words(name, value)]
 
@@ -252,9 +252,9 @@ def _name_word(name: str, value: Any) -> str:
 
 
 def _last_part(text: str) -> str:
-    """A text as a part of a file's name: of a path or an address its kind and its end.
+    """A string as a part of a file's name: of a path or an address its kind and its end.
 
-    What may hold a key (a user's part, a query, a command) is left out.
+    What may hold a secret (a user's part, a query, a command) is left out.
     """
     kind, colon, rest = text.partition(":")
     if rest.lower().lstrip().startswith("pipe:"):

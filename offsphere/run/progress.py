@@ -85,7 +85,7 @@ class Work:
             self._log()
         self.bar = self.log = False
 
-    def told(self) -> list[str]:
+    def pace(self) -> list[str]:
         """How fast, how long still, and the note; of these what is known."""
         seconds, pieces = time.monotonic() - self.begun, self.count - self.start
         words = []
@@ -98,13 +98,13 @@ class Work:
     def _draw(self) -> None:
         full = BAR_WIDTH * self.count // max(self.total, 1)
         bar = "━" * full + "╌" * (BAR_WIDTH - full)
-        words = [f"{self.what} {bar} {self.count:,}/{self.total:,}", *self.told()]
+        words = [f"{self.what} {bar} {self.count:,}/{self.total:,}", *self.pace()]
         line = "  ".join(words)[: shutil.get_terminal_size().columns - 1]
         print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
 
     def _log(self) -> None:
         self.last = self.count
-        words = [f"{self.count:,} of {self.total:,} {self.unit}", *self.told()]
+        words = [f"{self.count:,} of {self.total:,} {self.unit}", *self.pace()]
         print(f"{self.what}: {', '.join(words)}", flush=True)
 
 

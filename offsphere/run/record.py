@@ -280,7 +280,7 @@ def _differences(before: Any, now: dict[str, Any]) -> list[str]:
 
 
 def _with_names(data: Any) -> Any:
-    """A record of data by names, also where it has the old place of a set with a name."""
+    """A record of data in which each named set goes by its name, not by its old place."""
     if isinstance(data, dict):
         return {key: _with_names(value) for key, value in data.items()}
     if isinstance(data, list):

@@ -225,10 +225,10 @@ def _tell_answer(folder: Path) -> None:
     """What was found, and what to do next; nothing where every pilot failed and no run began."""
     if not (folder / RUNS).exists():
         return
-    from offsphere.analysis.answer import told
+    from offsphere.analysis.answer import answer_lines
     from offsphere.analysis.digest import read_study
 
-    for line in told(read_study(folder, published=False)):
+    for line in answer_lines(read_study(folder, published=False)):
         print(line)
     print(f"Next: {shlex.join(['offsphere', 'report', str(folder)])}")
 

@@ -156,10 +156,11 @@ class Guess(NamedTuple):
 
 
 def guess_of(settings: DataclassInstance, finished: Sequence[dict[str, Any]]) -> Guess | None:
-    """By the finished runs whose settings are the most alike: their median time per sample seen
-    where both sides state samples, else their median time.
+    """How long a run will take, by the finished runs whose settings are the most like its own.
 
-    None without any that saw a tenth of the samples: in shorter ones measuring takes the time.
+    That is their median time per sample times its samples or, where it states none, their median
+    time. Runs of less than a tenth of its samples do not count, because measuring takes most of
+    their time; None if no other run is left.
     """
     own = {name: value for name, value in identity_settings(settings).items() if name != "seed"}
     samples = own.pop("samples", None)
@@ -181,5 +182,5 @@ def guess_of(settings: DataclassInstance, finished: Sequence[dict[str, Any]]) ->
 
 
 def _identity(value: Any) -> Any:
-    """A cell as settings spell it; rows name data, settings have their committed places."""
+    """A table's value as `identity_settings` spells it: data by their committed place."""
     return identity(value) if isinstance(value, str) else value

@@ -30,7 +30,7 @@ from offsphere.study.tables import RUNS
 
 # How a row was made, not what came out of it.
 NOT_COMPARED = "run/"
-# Of where and how a run runs, what adds columns to its row.
+# Settings that only say how a run runs, and yet add columns to its row.
 MEASURED = ("similarities", "reader", "reader_passages")
 MADE_WITH = ("cpu", "python", "versions", "data")
 

@@ -72,9 +72,9 @@ def main(argv: Sequence[str], scripts: Scripts) -> None:
         print(f"offsphere doctor: error: {said}", file=sys.stderr)
         raise SystemExit(2)
     settings = parse(script.config_class, flags)
-    findings = told(environment(settings))
+    findings = printed(environment(settings))
     if not _faulty(findings):  # on a faulty machine the training may not even be importable
-        findings += told(examine(settings, script.make))
+        findings += printed(examine(settings, script.make))
     verdicts = Counter(finding.verdict for finding in findings)
     print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) + ".")
     if _faulty(findings):
@@ -85,7 +85,7 @@ def _faulty(findings: Iterable[Finding]) -> bool:
     return any(finding.verdict == "FAULT" for finding in findings)
 
 
-def told(findings: Iterable[Finding]) -> list[Finding]:
+def printed(findings: Iterable[Finding]) -> list[Finding]:
     """Print each finding as soon as it is there: the verdict, what was measured, what to do."""
     width, indent, seen = shutil.get_terminal_size().columns, " " * 10, list[Finding]()
     for finding in findings:

@@ -34,7 +34,7 @@ class Method(nn.Module):
     objective: Objective
 
     def inputs(self, batch: Any, step: int, rows: Rows | None = None) -> Tensors:
-        """What the towers take, of a batch that holds these rows of the step's (default: all)."""
+        """What the towers take. The batch holds these rows of the step's batch (default: all)."""
         raise _indivisible(self)
 
     def embed(self, inputs: Tensors) -> Tensors:
@@ -42,7 +42,7 @@ class Method(nn.Module):
         raise _indivisible(self)
 
     def constants(self, inputs: Tensors, step: int) -> Tensors:
-        """What the losses need beside that takes no gradient; by default nothing."""
+        """What the losses need besides, without a gradient; by default nothing."""
         return {}
 
     def losses(self, embedded: Tensors) -> Tensors:
@@ -127,17 +127,17 @@ class Experiment:
     """
 
     settings: Any
-    """Those of the run, `TrainSettings` of a script's own kind."""
+    """The run's settings: the script's own kind of `TrainSettings`."""
     method: Any
-    """The `Method` that is trained; a lane names the kind of its own."""
+    """The `Method` that is trained."""
     batches: Dataset | Streamed
     """batches[step] is the batch of a step, or `from_step` reads them in order."""
     population: int
     """Training samples."""
     splits: Any = None
-    """The data, `Splits` of a lane's own kind; an experiment without describes its data itself."""
+    """The data: the lane's own kind of `Splits`, or None if `describe` is the experiment's own."""
     held_out: Any = None
-    """The validation data by which --keep=best chooses; None: there are none."""
+    """The validation data by which --keep=best chooses, if there are any."""
 
     def describe(self) -> dict[str, object]:
         """The data by name, size and fingerprint, for the record."""
@@ -147,7 +147,7 @@ class Experiment:
         """Make method, batches and population."""
 
     def exponents(self) -> tuple[float, float]:
-        """Those that score in evaluation: the eval cell's, or those trained so far."""
+        """The exponents that score in evaluation: the eval cell's, else those trained so far."""
         cell = self.settings.eval_cell
         return (self.method.objective.cell if cell is None else Cell(cell)).numbers()
 

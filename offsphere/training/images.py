@@ -33,7 +33,7 @@ from offsphere.training.settings import ImageSettings, steps_of
 from offsphere.training.streams import batch_indices, stream, stream_seed
 
 LARGE = 48
-"""Pictures up to so many pixels may be shrunk without a word."""
+"""Pictures of at most this side are shrunk without telling the user."""
 
 
 kept_images = lru_cache(maxsize=4)(load_images)
@@ -107,9 +107,9 @@ class TrainingBatches(Dataset):
 
 
 class TwoViews(Protocol):
-    """A batch and its step to both views, stacked (2n, 3, h, w).
+    """Turns the batch of a step into both views of each image, stacked (2n, 3, h, w).
 
-    With `rows` the batch holds only these of the step's rows.
+    With `rows` the batch holds only these rows of the step's batch.
     """
 
     def __call__(self, batch: Tensor, step: int, rows: Rows | None = None) -> Tensor: ...
@@ -216,7 +216,7 @@ class ImageExperiment(Experiment):
 
     def build(self) -> None:
         settings, images = self.settings, self.splits.train
-        say(self.splits.told(settings.eval_split))
+        say(self.splits.in_words(settings.eval_split))
         if not is_labelled(images):
             say("Norms, rank and variance are measured; kNN, probes and NMI need two classes.")
         if images.native is not None and images.native > max(LARGE, settings.image_size):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from offsphere.data.needs import refuse_missing
 from offsphere.estimate import Estimate
 from offsphere.run.command import is_first_process, one_line_errors
-from offsphere.run.config import parse, told
+from offsphere.run.config import differing_flags, parse
 from offsphere.run.progress import say, speaking
 from offsphere.run.record import RunFolder, run_path
 from offsphere.training.settings import TrainSettings
@@ -38,7 +38,8 @@ def main(
         settings = parse(config_class, description=description)
         folder = run_path(settings, script=script, out=settings.out, study=settings.study)
         with speaking(work=settings.progress):
-            say(f"{script}: {' '.join(told(settings)) or 'all settings at their default'}")
+            flags = " ".join(differing_flags(settings))
+            say(f"{script}: {flags or 'all settings at their default'}")
             if not (settings.resume and RunFolder(folder).state == "finished"):
                 refuse_missing([settings])
             if not settings.resume and is_first_process():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from offsphere.analysis.answer import compared, surest, told
+from offsphere.analysis.answer import answer_lines, compared, surest
 from offsphere.analysis.digest import Study, read_study
 from offsphere.analysis.stats import holm
 from offsphere.analysis.tables import table_of, write_runs
@@ -45,7 +45,7 @@ def test_the_paired_difference_and_its_p_are_those_of_scipy(tmp_path):
     ends = (row.difference.value, row.difference.low, row.difference.high)
     assert ends == pytest.approx((differences.mean(), low, high))
     p = stats.ttest_1samp(differences, 0).pvalue
-    head, cosine, dot, said = told(found)
+    head, cosine, dot, said = answer_lines(found)
     assert head.split() == ["cell", "score", "score", "minus", "cosine", "seeds", "steps"]
     assert cosine.split()[:2] == ["cosine", "0.500"]
     assert f"-0.100 [{low:+.3f}, {high:+.3f}]  5" in dot
@@ -101,18 +101,18 @@ def test_arms_are_compared_and_missing_runs_say_so(tmp_path):
         lambda seed, cell: None if cell == "dot" and seed else 1.0 + seed,
         cell=["cosine", "dot"],
     )
-    assert list(told(found))[-1].startswith("Nothing can be compared yet: ")
+    assert list(answer_lines(found))[-1].startswith("Nothing can be compared yet: ")
 
 
 def test_without_a_number_it_says_so(tmp_path):
     found = study(tmp_path, lambda seed, cell: None, cell=["cosine", "dot"])
-    assert next(told(found)) == f"{tmp_path.name}: no run has a result yet."
+    assert next(answer_lines(found)) == f"{tmp_path.name}: no run has a result yet."
 
 
 def test_runs_for_tuning_are_not_compared(tmp_path):
     found = study(
         tmp_path, lambda seed, **_: 0.5, cell=["dot", "cosine"], eval_split=["validation"]
     )
-    assert list(told(found)) == [
+    assert list(answer_lines(found)) == [
         "All runs measured validation data, which are for tuning: nothing is compared."
     ]

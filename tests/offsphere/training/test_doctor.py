@@ -221,7 +221,7 @@ def test_findings_are_told_one_by_one_and_no_name_is_cut_off(capsys, monkeypatch
         assert name in capsys.readouterr().out  # before the next check has begun
         yield doctor.Finding("shared memory", "little", "warning", "give it more " * 9)
 
-    assert [finding.verdict for finding in doctor.told(found())] == ["ok", "warning"]
+    assert [finding.verdict for finding in doctor.printed(found())] == ["ok", "warning"]
     first, *remedy = capsys.readouterr().out.splitlines()
     assert first == "warning   shared memory: little"
     assert " ".join(" ".join(remedy).split()) == ("give it more " * 9).strip()
