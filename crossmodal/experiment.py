@@ -24,11 +24,9 @@ from offsphere.encoders.frozen import frozen_tower
 from offsphere.objective import Objective
 from offsphere.run.command import memory_need
 from offsphere.run.progress import say
-from offsphere.run.record import RunFolder
 from offsphere.training.experiment import Experiment, objective_of
 from offsphere.training.images import random_views
 from offsphere.training.ranks import Rows, Tensors, share
-from offsphere.training.settings import steps_of
 from offsphere.training.streams import batch_indices, stream, stream_seed
 
 if TYPE_CHECKING:
@@ -181,7 +179,7 @@ class ClipExperiment(Experiment):
     splits: CaptionSplits
     held_out: Captioned | None
 
-    def __init__(self, settings: ClipSettings, folder: RunFolder, handed: Handed | None) -> None:
+    def __init__(self, settings: ClipSettings, handed: Handed | None) -> None:
         self.settings, self.towers = settings, build_towers(settings)
         frozen = settings.image_tower is not None
         self.splits = load_splits(settings, self.towers.image_size, handed, frozen=frozen)
@@ -192,7 +190,6 @@ class ClipExperiment(Experiment):
     def build(self) -> None:
         settings, towers, data = self.settings, self.towers, self.splits.train
         say(self.splits.in_words(settings.eval_split, towers.image_size))
-        steps_of(settings, self.population)
         objective = build_objective(settings, self.population)
         self.method = Clip(towers, objective, random_look(towers, settings), settings)
         splits = self.splits

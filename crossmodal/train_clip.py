@@ -56,7 +56,7 @@ def make(config: Config, folder: RunFolder, data: Handed | None = None) -> ClipE
     """What a run trains and measures."""
     from crossmodal.experiment import ClipExperiment
 
-    return ClipExperiment(config, folder, data)
+    return ClipExperiment(config, data)
 
 
 def run(config: Config, data: Handed | None = None) -> dict[str, object]:

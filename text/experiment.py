@@ -52,6 +52,8 @@ class RetrievalExperiment(Experiment):
         self.settings, self.folder, self.handed = settings, folder, handed
         self.own = self._collection(settings.data) if handed is None else _handed_pairs(handed)
         self.others = [self._collection(name) for name in settings.eval_data]
+        self.task = make_task(self.own, settings.task, settings.eval_split)
+        self.population = len(self.task.train)
 
     def _collection(self, name: str) -> Collection:
         settings = self.settings
@@ -67,10 +69,8 @@ class RetrievalExperiment(Experiment):
         return {"train": own, **({"eval": others} if others else {})}
 
     def build(self) -> None:
-        settings, own = self.settings, self.own
+        settings, own, task = self.settings, self.own, self.task
         say(encoder_line(settings))
-        task = make_task(own, settings.task, settings.eval_split)
-        self.population = len(task.train)
         say(
             f"Data: {own.name}: {len(task.documents):,} documents, {self.population:,} queries to "
             f"train on, {len(task.measured):,} to measure on ({settings.eval_split})."
@@ -233,7 +233,7 @@ class SentenceExperiment(Experiment):
     method: PairRegression
     held_out: SentenceEvaluator | None = None
 
-    def __init__(self, settings: StsSettings, folder: RunFolder, handed: Handed | None) -> None:
+    def __init__(self, settings: StsSettings, handed: Handed | None) -> None:
         self.settings, self.handed = settings, handed
         self.train, self.test = self._pairs("train"), self._pairs(settings.eval_split)
         self.population = len(self.train.score)
@@ -260,7 +260,6 @@ class SentenceExperiment(Experiment):
             f"Data: {settings.data}: {self.population:,} pairs of sentences to train on, "
             f"{len(self.test.score):,} to measure on ({settings.eval_split})."
         )
-        steps_of(settings, self.population)
         self.inputs = inputs = Inputs(settings)
         towers = make_towers(inputs.trained, settings)
         learnable, value = parse_score_scale(settings.score_scale)

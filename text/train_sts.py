@@ -38,7 +38,7 @@ def make(config: Config, folder: RunFolder, data: Handed | None = None) -> Sente
     """What a run trains and measures."""
     from text.experiment import SentenceExperiment
 
-    return SentenceExperiment(config, folder, data)
+    return SentenceExperiment(config, data)
 
 
 def run(config: Config, data: Handed | None = None) -> dict[str, object]:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from offsphere.names import unknown
 from offsphere.run.config import parse
 from offsphere.training.machine import Finding, environment
-from offsphere.training.settings import TrainSettings
+from offsphere.training.settings import TrainSettings, steps_of
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -114,6 +114,7 @@ def examine(settings: TrainSettings, make: Make) -> Iterator[Finding]:
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         experiment = make(settings, RunFolder(folder), None)
+        steps_of(settings, experiment.population)
         experiment.build()
         yield from _examined(experiment, settings)
 

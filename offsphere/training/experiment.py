@@ -122,8 +122,8 @@ class Divisible(Protocol):
 class Experiment:
     """What a run trains and measures. Its data are read when it is made; `build` does the rest.
 
-    In between the run compares its data with those of its first start, so that a change is refused
-    before an encoder is loaded or a feature computed.
+    In between the run compares its data with those of its first start, and its budget with their
+    number, so that what does not fit is refused before an encoder is loaded or a feature computed.
     """
 
     settings: Any
@@ -133,7 +133,7 @@ class Experiment:
     batches: Dataset | Streamed
     """batches[step] is the batch of a step, or `from_step` reads them in order."""
     population: int
-    """Training samples."""
+    """Training samples, known as soon as the experiment is made."""
     splits: Any = None
     """The data: the lane's own kind of `Splits`, or None if `describe` is the experiment's own."""
     held_out: Any = None
@@ -144,7 +144,7 @@ class Experiment:
         return {} if self.splits is None else self.splits.describe()
 
     def build(self) -> None:
-        """Make method, batches and population."""
+        """Make method and batches."""
 
     def exponents(self) -> tuple[float, float]:
         """The exponents that score in evaluation: the eval cell's, else those trained so far."""

@@ -29,7 +29,7 @@ from offsphere.run.progress import say
 from offsphere.run.record import RunFolder
 from offsphere.training.experiment import Experiment, Method
 from offsphere.training.ranks import Rows, Tensors, share
-from offsphere.training.settings import ImageSettings, steps_of
+from offsphere.training.settings import ImageSettings
 from offsphere.training.streams import batch_indices, stream, stream_seed
 
 LARGE = 48
@@ -229,7 +229,6 @@ class ImageExperiment(Experiment):
             some = images.batch(torch.arange(min(8, len(images))))
             path = self.folder.path / "views.png"
             gallery(some, make_views(settings), path, stream(0, "gallery"))
-        steps_of(settings, self.population)
         self.method = self.make_method(settings, self.population)
         self.batches = TrainingBatches(images, settings)
         self.evaluator = evaluator_of(self.splits, settings)

@@ -63,8 +63,8 @@ def train_run(
         try:
             experiment = make(settings, folder, handed)
             ranks.on_first(lambda: _record_data(experiment, settings, folder))
-            experiment.build()
             steps_of(settings, experiment.population)
+            experiment.build()
             if settings.keep == "best" and experiment.held_out is None:
                 raise ValueError(
                     "--keep=best needs validation data, and this run has none: use data with a "
