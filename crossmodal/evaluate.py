@@ -15,7 +15,7 @@ from crossmodal.searches import CLASSIFICATION, RETRIEVAL, Encoded, Features
 from crossmodal.settings import ClipSettings
 from crossmodal.templates import load_templates, prompts_of
 from offsphere.audit.scoring import by_guessing, outcomes
-from offsphere.data.pictures import resize_square
+from offsphere.data.pictures import normalised, resize_square
 from offsphere.encoders.clip import ClipTowers, FrozenTower
 from offsphere.encoders.store import Store, cache_folder
 from offsphere.evaluation.geometry import (
@@ -225,14 +225,13 @@ def frozen_features(tower: FrozenTower, data: Captioned) -> Float[Tensor, "n f"]
 def _encode_frozen(tower: FrozenTower, data: Captioned) -> Float[Tensor, "n f"]:
     print(f"Encoding {len(data):,} pictures once; their features are cached.", flush=True)
     device = next(tower.parameters()).device
-    mean = torch.tensor(tower.mean, device=device)[:, None, None] * 255
-    std = torch.tensor(tower.std, device=device)[:, None, None] * 255
     parts = []
     size = FROZEN_CPU_CHUNK if device.type == "cpu" else FROZEN_CHUNK
     chunks = torch.arange(len(data)).split(size)
     for rows in track(chunks, len(chunks), "encoding pictures"):
-        pixels = resize_square(data.batch(rows), tower.image_size).to(device).float()
-        pixels = ((pixels - mean) / std).contiguous(memory_format=torch.channels_last)
+        pixels = resize_square(data.batch(rows), tower.image_size).to(device)
+        pixels = normalised(pixels, tower.mean, tower.std)
+        pixels = pixels.contiguous(memory_format=torch.channels_last)
         parts.append(tower(pixels).float().cpu())
     return torch.cat(parts)
 

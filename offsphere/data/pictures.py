@@ -21,9 +21,9 @@ from offsphere.run.command import cores
 from offsphere.run.progress import track
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from jaxtyping import Int, UInt8
+    from jaxtyping import Float, Int, UInt8
     from PIL.Image import Image
     from torch import Tensor
 
@@ -401,6 +401,16 @@ def _resize(
     return torch.nn.functional.interpolate(
         pixels, shape, mode="bilinear", antialias=True, align_corners=False
     )
+
+
+def normalised(
+    pixels: UInt8[Tensor, "n 3 h w"], mean: Sequence[float], std: Sequence[float]
+) -> Float[Tensor, "n 3 h w"]:
+    """Bytes as floats, normalised per channel; mean and std are those of values from 0 to 1."""
+    centre, spread = (
+        torch.tensor(x, device=pixels.device)[:, None, None] * 255 for x in (mean, std)
+    )
+    return (pixels.float() - centre) / spread
 
 
 def square_pixels(images: Iterable[Any], size: int, name: str) -> UInt8[Tensor, "n 3 size size"]:

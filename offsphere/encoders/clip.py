@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from offsphere.data.pictures import normalised, resize_square, to_pixels
 from offsphere.encoders.weights import ignore_pickle_warnings, why
 from offsphere.names import unknown
 
@@ -133,15 +134,11 @@ class ClipTowers(nn.Module):
 
     def preprocess(self, picture: Image) -> Float[Tensor, "3 s s"]:
         """A picture as this model is evaluated on it: short side resized, centre cropped."""
-        from offsphere.data.pictures import resize_square, to_pixels
-
         return self.normalise(resize_square(to_pixels(picture)[None], self.image_size))[0]
 
     def normalise(self, pixels: Tensor) -> Float[Tensor, "n 3 s s"]:
         """Pixels from 0 to 255 as the tower wants them."""
-        mean = torch.tensor(self.mean, device=pixels.device)[:, None, None] * 255
-        std = torch.tensor(self.std, device=pixels.device)[:, None, None] * 255
-        return (pixels.float() - mean) / std
+        return normalised(pixels, self.mean, self.std)
 
 
 def clip_towers(

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from offsphere.data.images import Images, ImageSplits, is_labelled
+from offsphere.data.pictures import normalised
 from offsphere.data.views import IMAGENET_MEAN, IMAGENET_STD
 from offsphere.encoders.images import ImageEncoder
 from offsphere.evaluation.clustering import clustering
@@ -201,8 +202,6 @@ def _without_classes(test: Features, outside: Features | None) -> dict[str, floa
 def extract(encoder: ImageEncoder, images: Images, workers: int = 0) -> Features:
     """Raw features and embeddings of unaugmented images, on the CPU; workers decode lazy images."""
     device = next(encoder.parameters()).device
-    mean = torch.tensor(IMAGENET_MEAN, device=device)[:, None, None] * 255
-    std = torch.tensor(IMAGENET_STD, device=device)[:, None, None] * 255
     loader = DataLoader(
         images,  # pyright: ignore[reportArgumentType]
         batch_size=None,
@@ -213,7 +212,7 @@ def extract(encoder: ImageEncoder, images: Images, workers: int = 0) -> Features
     encoder.eval()
     parts = []
     for pixels in track(loader, len(loader), "encoding images"):
-        outputs = encoder((pixels.to(device).float() - mean) / std)
+        outputs = encoder(normalised(pixels.to(device), IMAGENET_MEAN, IMAGENET_STD))
         parts.append(tuple(x.float().cpu() for x in outputs))
     encoder.train(training)
     backbone, embedding = (torch.cat(x) for x in zip(*parts, strict=True))

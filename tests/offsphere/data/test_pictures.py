@@ -17,6 +17,7 @@ from offsphere.data.pictures import (
     list_files,
     load_pictures,
     native_size,
+    normalised,
     read_picture,
     read_pictures,
     relative,
@@ -107,6 +108,15 @@ def test_square_resizes_the_short_side_and_crops() -> None:
     assert torch.equal(
         square(encoded(random_picture(0, 4, 10)), 4), random_picture(0, 4, 10)[:, :, 3:7]
     )
+
+
+def test_pixels_are_normalised_as_torchvision_does() -> None:
+    from torchvision.transforms.v2.functional import normalize
+
+    pixels = torch.stack([random_picture(i) for i in range(2)])
+    mean, std = (0.1, 0.5, 0.9), (0.2, 0.3, 1.0)
+    expected = normalize(pixels / 255, mean, std)
+    torch.testing.assert_close(normalised(pixels, mean, std), expected)
 
 
 def test_relative_names(tmp_path: Path) -> None:
