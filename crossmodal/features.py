@@ -218,7 +218,7 @@ def _pictures(captioned: Captioned, rows: Int[Tensor, " b"]) -> Iterator[Image]:
             try:
                 pixels = decode(pictures.read(row))
             except DECODING_ERRORS as error:
-                raise ValueError(f"{pictures.place(row)} cannot be decoded: {error}.") from error
+                raise ValueError(f"{pictures.source(row)} cannot be decoded: {error}.") from error
         else:
             pixels = pictures[row]
         yield Image.fromarray(pixels.permute(1, 2, 0).numpy())

@@ -137,13 +137,13 @@ def _encoded(
         suffix = PurePosixPath(pairs.keys[i]).suffix[1:].lower()
         if suffix not in IMAGE_SUFFIXES:
             expected = ", ".join(IMAGE_SUFFIXES)
-            bad.add(f"{pairs.listing.place(i)}: shards hold {expected} pictures only.")
+            bad.add(f"{pairs.listing.source(i)}: shards hold {expected} pictures only.")
             continue
         content = pairs.listing.read(i)
         try:
             decode(content)
         except DECODING_ERRORS as error:
-            bad.add(f"{pairs.listing.place(i)} cannot be decoded: {error}.")
+            bad.add(f"{pairs.listing.source(i)} cannot be decoded: {error}.")
             continue
         yield Encoded(keys[i], suffix, content, pairs.captions[i])
 

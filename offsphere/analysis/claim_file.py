@@ -143,7 +143,7 @@ def _parse_claim(entry: Any) -> Claim:
     for key in ("id", "text", "source", "published", "margin_from"):
         if given.get(key) is not None:
             if not isinstance(given[key], str) or not given[key].strip():
-                raise ValueError(f"{key!r} must be a text, got {given[key]!r}.")
+                raise ValueError(f"{key!r} must be a string, got {given[key]!r}.")
             given[key] = " ".join(given[key].split())
     _parse_contrasts(given)
     for key in ("by", "tests"):
@@ -247,7 +247,7 @@ def _number(key: str, value: Any) -> float:
 def _texts(key: str, value: Any) -> list[str]:
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list) or not all(isinstance(item, str) for item in values):
-        raise ValueError(f"{key!r} must be a text or a list of texts, got {value!r}.")
+        raise ValueError(f"{key!r} must be a string or a list of strings, got {value!r}.")
     return values
 
 

@@ -33,13 +33,15 @@ def check_row(row: Mapping[Any, Any], source: str) -> None:
     """Refuse a run's row that no run can have written."""
     for name, value in row.items():
         if not isinstance(name, str):
-            raise ValueError(f"{source}: the name of a setting must be a text, got {short(name)}.")
+            raise ValueError(
+                f"{source}: the name of a setting must be a string, got {short(name)}."
+            )
         if value is None:
             continue
         if name == "seed" and not is_whole(value):
             raise ValueError(f"{source}: 'seed' must be a whole number, got {short(value)}.")
         if name in ("run", "status", "script") and isinstance(value, list | dict):
-            raise ValueError(f"{source}: {name!r} must be a text, got {short(value)}.")
+            raise ValueError(f"{source}: {name!r} must be a string, got {short(value)}.")
         if (name.startswith(MEASURED) or name == "run/seconds") and not is_number(value):
             raise ValueError(f"{source}: {name!r} must be a number, got {short(value)}.")
 
@@ -77,7 +79,7 @@ def text_in(record: Mapping[str, Any], key: str, source: Path) -> str | None:
     value = record.get(key)
     if value is None or isinstance(value, str):
         return value
-    raise ValueError(f"{source}: {key!r} must be a text, got {short(value)}.")
+    raise ValueError(f"{source}: {key!r} must be a string, got {short(value)}.")
 
 
 def tuning_choices(path: Path) -> list[dict[str, Any]]:
@@ -162,7 +164,7 @@ def _exact_problem(entry: Any) -> str | None:
         if not isinstance(value, kind) or isinstance(value, bool):
             return f"{name!r} must be a {kind.__name__}, got {short(value)}"
         if isinstance(value, list) and not all(isinstance(item, str) for item in value):
-            return f"{name!r} must hold texts, got {short(value)}"
+            return f"{name!r} must hold strings, got {short(value)}"
     if entry["verdict"] not in EXACT_VERDICTS:
         return (
             f"'verdict' must be one of {', '.join(EXACT_VERDICTS)}, got {short(entry['verdict'])}"

@@ -23,7 +23,7 @@ import numpy as np
 
 from offsphere.analysis.foreign import check_curve, check_row
 from offsphere.run import safe_yaml
-from offsphere.run.catalog import identity, named
+from offsphere.run.catalog import identity, with_names
 from offsphere.run.files import write_whole
 from offsphere.run.record import RunFolder
 from offsphere.share import ADDED
@@ -132,15 +132,7 @@ def run_row(path: str | Path) -> dict[str, Any]:
 
 def _with_names(row: dict[str, Any]) -> dict[str, Any]:
     """A row in which each named data set goes by its name, also in rows that had its old place."""
-    return {k: _named(v) if k.startswith(DATA_COLUMNS) else v for k, v in row.items()}
-
-
-def _named(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _named(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_named(item) for item in value]
-    return named(value) if isinstance(value, str) else value
+    return {k: with_names(v) if k.startswith(DATA_COLUMNS) else v for k, v in row.items()}
 
 
 def _settings_of(file: Path) -> dict[str, Any]:

@@ -68,8 +68,8 @@ class Listing:
             members=tuple(self.members[i] for i in keep),
         )
 
-    def place(self, index: int) -> str:
-        """The picture's place, for messages."""
+    def source(self, index: int) -> str:
+        """The file, or shard and member, that a picture comes from, for messages."""
         path = self.files[self.file[index]]
         return f"{path}: {self.members[index]}" if path.suffix == ".tar" else str(path)
 
@@ -334,7 +334,7 @@ def read_picture(listing: Listing, index: int, size: int) -> UInt8[Tensor, "3 si
     try:
         return square(listing.read(index), size)
     except DECODING_ERRORS as error:
-        raise ValueError(f"{listing.place(index)} cannot be decoded: {error}.") from error
+        raise ValueError(f"{listing.source(index)} cannot be decoded: {error}.") from error
 
 
 def square(content: bytes, size: int) -> UInt8[Tensor, "3 size size"]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT_VARIABLE = "OFFSPHERE_DATA"
 # Where the committed rows of the first studies had their data: part of those runs' names.
@@ -100,6 +100,15 @@ ALIASES = {text: name for name, text in COMMITTED.items()}
 def named(data: str) -> str:
     """The name of a set that committed rows call by its old place; anything else as it is."""
     return ALIASES.get(data, data)
+
+
+def with_names(record: Any) -> Any:
+    """A record of data in which each named set goes by its name, not by its old place."""
+    if isinstance(record, dict):
+        return {key: with_names(value) for key, value in record.items()}
+    if isinstance(record, list):
+        return [with_names(value) for value in record]
+    return named(record) if isinstance(record, str) else record
 
 
 def identity(data: str) -> str:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import offsphere
 from offsphere.run.addresses import public
-from offsphere.run.catalog import named
+from offsphere.run.catalog import with_names
 from offsphere.run.config import (
     as_written,
     identity_settings,
@@ -269,7 +269,7 @@ def _differences(before: Any, now: dict[str, Any]) -> list[str]:
     """How two records of data differ, part by part, with both fingerprints."""
     if before is None:
         return []
-    before, now = _with_names(before), _with_names(now)
+    before, now = with_names(before), with_names(now)
     if not isinstance(before, dict):
         return [f"they were {before!r:.80}"]
     return [
@@ -277,15 +277,6 @@ def _differences(before: Any, now: dict[str, Any]) -> list[str]:
         for part in dict.fromkeys([*before, *now])
         if before.get(part) != now.get(part)
     ]
-
-
-def _with_names(data: Any) -> Any:
-    """A record of data in which each named set goes by its name, not by its old place."""
-    if isinstance(data, dict):
-        return {key: _with_names(value) for key, value in data.items()}
-    if isinstance(data, list):
-        return [_with_names(value) for value in data]
-    return named(data) if isinstance(data, str) else data
 
 
 def _in_short(data: Any) -> str:
@@ -344,7 +335,7 @@ def _scalar(value: Any) -> Any:
     """The plain number of a numpy or torch scalar."""
     if not hasattr(value, "item"):
         raise ValueError(
-            f"Expected numbers, texts, lists or mappings, got a {type(value).__name__}."
+            f"Expected numbers, strings, lists or mappings, got a {type(value).__name__}."
         )
     return _finite(value.item())
 

@@ -247,7 +247,7 @@ def _study(file: Path, content: dict[str, Any], smoke: bool) -> Study:
     describe, metric = content.get("describe"), content.get("metric")
     for name, value in (("describe", describe), ("metric", metric)):
         if value is not None and not isinstance(value, str):
-            raise ValueError(f"{name} must be a text, got {value!r}.")
+            raise ValueError(f"{name} must be a string, got {value!r}.")
     shared = {key: value for key, value in content.items() if key in PART_KEYS}
     if "parts" not in content:
         parts = [_part(shared, {}, smoke)]
@@ -348,7 +348,7 @@ def _tune(content: Any, seeds: Sequence[int]) -> Tune:
         if key not in tune:
             raise ValueError(f"tune needs {key!r}.")
     if not isinstance(tune["metric"], str):
-        raise ValueError(f"tune: metric must be a text, got {tune['metric']!r}.")
+        raise ValueError(f"tune: metric must be a string, got {tune['metric']!r}.")
     if tune["best"] not in ("max", "min"):
         raise unknown("value of tune: best", tune["best"], ("max", "min"))
     pilots = _seeds("tune: seeds", tune["seeds"])

@@ -141,7 +141,7 @@ def test_margins_are_half_the_published_effect(study, table, row, against, half)
         (PRIMARY | {"effect": "dot - cosine"}, "must name one column"),
         (PRIMARY | {"where": "cell"}, "'where' must hold columns"),
         (PRIMARY | {"transform": "sqrt"}, "Unknown transform"),
-        (PRIMARY | {"text": ""}, "'text' must be a text"),
+        (PRIMARY | {"text": ""}, "'text' must be a string"),
         (DESCRIPTIVE | {"expect": "greater"}, "a descriptive claim gets no verdict"),
         (DESCRIPTIVE | {"tests": [PROVEN]}, "'tests' belong to exact claims"),
         (DESCRIPTIVE | {"effect": None, "interaction": {"a": "b - c"}}, "needs an 'effect'"),

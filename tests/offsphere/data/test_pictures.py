@@ -47,8 +47,8 @@ def test_pictures_are_read_by_offset_in_any_order(listing: Listing) -> None:
     )
     some = listing.take(np.array([4, 1]))
     assert torch.equal(read_picture(some, 0, 8), random_picture(4))
-    assert some.place(0) == f"{listing.files[3]}: 4.png"
-    assert some.place(1) == str(listing.files[1])
+    assert some.source(0) == f"{listing.files[3]}: 4.png"
+    assert some.source(1) == str(listing.files[1])
 
 
 def test_loading_in_memory_and_beyond(listing: Listing) -> None:
