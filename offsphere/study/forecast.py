@@ -149,7 +149,7 @@ def dry_run(study: Study, scripts: Scripts, settings: StudySettings) -> int:
 
 
 class Guess(NamedTuple):
-    """How long a run may take, and the settings that the runs it is guessed from have otherwise."""
+    """How long a run may take, and in which settings the runs it goes by differ from it."""
 
     seconds: float
     unlike: list[str]
