@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from offsphere.audit.table import HALF, Table
-from offsphere.audit.words import cost, gain, percent, points
+from offsphere.audit.words import cost, gain, p_value, percent, points
 from offsphere.estimate import Estimate
 
 if TYPE_CHECKING:
@@ -47,7 +47,10 @@ class Rules:
     margin: float = 0.01
     """A difference below it does not matter."""
     least_examples: int = 100
-    """Fewer decide nothing: examples (an image with its captions, a query) are drawn again."""
+    """Of fewer examples (an image with its captions, a query), which are drawn again, an interval
+    alone decides nothing."""
+    exact_level: float = 0.05
+    """Fewer choose between cosine and dot if the exact test beside the interval has no larger p."""
     least_of_a_kind: int = 20
     """Fewer right, or fewer wrong answers do not say what tells them apart."""
     constant_cv: float = 0.001
@@ -205,13 +208,18 @@ def _about_magnitude(found: Evidence) -> Statement:
             f"The norms of the {side} do not vary (CV {cv:.2g}): dot and cosine are one. If they "
             "were normalised on the way here, audit the raw ones.",
         )
-    if difference.n < RULES.least_examples:
+    few = difference.n < RULES.least_examples
+    p = found.number(f"{words.metric}_minus_cosine_p", "dot")
+    if few and not p <= RULES.exact_level:
+        tested = "" if p != p else f" and the exact test has {p_value(p)}"
         return Statement(
             "inconclusive",
             f"{difference.n} {words.examples} are too few to choose between cosine and dot: below "
-            f"{RULES.least_examples} an interval over them says little (dot minus cosine: "
+            f"{RULES.least_examples} an interval over them says little{tested} (dot minus cosine: "
             f"{evidence}).",
         )
+    over = f"of {words.metric} over {found.number('queries'):.0f} queries"
+    over += f" (so few ask for an exact test: {p_value(p)})" if few else ""
     # If nothing changed for n examples, 3 / n is the largest share of all that may change (95 %).
     if max(-difference.low, difference.high, 3 / difference.n) <= margin:
         return Statement(
@@ -223,13 +231,12 @@ def _about_magnitude(found: Evidence) -> Statement:
         return Statement(
             "use magnitude",
             f"Magnitude carries information: keeping the norms of the {side} gains "
-            f"{gain(difference)} of {words.metric} over {found.number('queries'):.0f} queries.",
+            f"{gain(difference)} {over}.",
         )
     if difference.high < 0:
         return Statement(
             "keep cosine",
-            f"Magnitude misleads: keeping the norms of the {side} costs {cost(difference)} of "
-            f"{words.metric} over {found.number('queries'):.0f} queries.",
+            f"Magnitude misleads: keeping the norms of the {side} costs {cost(difference)} {over}.",
         )
     return Statement(
         "inconclusive",

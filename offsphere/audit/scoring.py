@@ -20,7 +20,7 @@ from offsphere.cells import Cell
 from offsphere.estimate import Estimate
 from offsphere.evaluation import ranking
 from offsphere.evaluation.geometry import unit
-from offsphere.evaluation.intervals import change, cluster_sums, draws, share
+from offsphere.evaluation.intervals import change, cluster_sums, draws, share, zero_mean_p
 from offsphere.evaluation.retrieval import (
     Exponents,
     Standing,
@@ -138,11 +138,14 @@ def score(search: Search, how: How, table: Table) -> dict[str, Outcomes]:
             if "cosine" not in group:
                 # What each example adds to the difference; the mean over examples is the latter.
                 # Classes weigh examples by their size: whether an answer changed is the same.
-                total, _ = cluster_sums(columns[group] - base.values[metric], search.example)
+                total, count = cluster_sums(columns[group] - base.values[metric], search.example)
                 changes = total * (n / len(search.queries))
                 gain = values[group] - values[ties["cosine"]]
                 again = drawn[group] - drawn[ties["cosine"]]
                 difference = change(gain, changes, again, LEVEL)
+                if metric == words.metric and label is None:
+                    p = zero_mean_p(changes, count.max().item() * n / len(search.queries))
+                    table.add(*words.place, cell, f"{metric}_minus_cosine_p", Estimate(p))
             table.add(*words.place, cell, f"{metric}_minus_cosine", difference)
     for name, guessed in by_guessing(search).items():
         for metric, value in guessed.items():

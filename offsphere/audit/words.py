@@ -47,6 +47,11 @@ def percent(found: Estimate) -> str:
     return f"{found.value:.1%} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
 
 
+def p_value(p: float) -> str:
+    """A p with two digits, or its bound where it is tiny."""
+    return "p < 0.0001" if p < 0.0001 else f"p = {p:.2g}"
+
+
 def number(value: float) -> str:
     """Three digits, and a dash where there is no number."""
     return "–" if math.isnan(value) else f"{value:.3g}"

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 FEW = 5.0
+BETS = (0.5, 0.75, 1.0)
+"""Shares that the exact test bets, on either sign: few, so that little is lost on wrong ones, and
+high, as few examples can settle only what is large."""
 DRAWS_AT_ONCE = 2**22
 """Drawn examples of the bootstrap in memory."""
 
@@ -72,6 +75,21 @@ def change(
     else:
         ends = percentiles(drawn, level)
     return Estimate(value, *ends, len(changes))
+
+
+def zero_mean_p(changes: Float[Tensor, " n"], most: float) -> float:
+    """p of the hypothesis that independent changes from -`most` to `most` are 0 in the mean.
+
+    If that is so, to bet a share of what one has on each change is a fair game: nobody expects to
+    win. The p is 1 / what `BETS` on both signs own at the end, together, of a stake of 1; by
+    Markov's inequality it is at most a with a chance of at most a. Changes may be skewed, tied and
+    few, where a sign test, a permutation of signs and a bootstrap raise false alarms (the many
+    small gains of a mean that rare large losses make 0). (Waudby-Smith and Ramdas 2024.)
+    """
+    shares = (changes.double() / most).clamp(-1, 1)
+    stakes = [sign * bet for bet in BETS for sign in (1, -1)]
+    owned = torch.stack([torch.log1p(stake * shares).sum() for stake in stakes])
+    return min(1.0, len(stakes) * (-owned.logsumexp(0)).exp().item())
 
 
 def clustered_mean(

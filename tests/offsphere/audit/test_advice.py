@@ -74,7 +74,7 @@ def test_vectors_of_unknown_training_are_not_advised_when_nothing_can_be_told():
     advice = [Advice("set", "way", (Statement("inconclusive", "Evidence."),))]
     told = "Nothing is settled, score as the model was trained: evidence."
     assert headline(advice, None) == told
-    assert audited(**noisy_norms(60), trained="unknown").headline.startswith(told[:50])
+    assert audited(**junk_captions(60), trained="unknown").headline.startswith(told[:50])
 
 
 def test_norms_that_find_the_answers_carry_relevance_and_reorder():
@@ -143,7 +143,7 @@ def test_no_sentence_says_no_twice():
     reports = [
         audited(**noisy_norms()),
         audited(**junk_captions(120)),
-        audited(**noisy_norms(60)),
+        audited(**junk_captions(60)),
         audited(**nothing, owner=torch.arange(150)),
     ]
     no = re.compile(r"\b(?:no|not|none|never|neither|nothing|cannot)\b", re.IGNORECASE)
@@ -153,9 +153,29 @@ def test_no_sentence_says_no_twice():
             assert len(no.findall(text)) < 2, text
 
 
-def test_few_images_decide_nothing():
+def test_few_images_decide_nothing_but_what_an_exact_test_tells_too():
     report = audited(**noisy_norms(images=60))
+    assert verdicts(report)["image to text"] == ["keep cosine", "inconclusive", "inconclusive"]
+    assert "so few ask for an exact test: p < 0.0001" in report.headline
+    report = audited(**junk_captions(images=60))
     assert verdicts(report)["image to text"] == ["inconclusive"] * 3
+    assert "an interval over them says little and the exact test has p = 0.2" in report.headline
+
+
+@pytest.mark.parametrize(
+    ("estimate", "p", "verdict"),
+    [
+        ((0.5, 0.4, 0.6), 0.05, "use magnitude"),
+        ((-0.5, -0.6, -0.4), 0.049, "keep cosine"),
+        ((-0.5, -0.6, -0.4), 0.051, "inconclusive"),
+        ((-0.5, -0.6, 0.01), 0.01, "inconclusive"),
+    ],
+)
+def test_few_need_an_interval_and_an_exact_test(estimate, p, verdict):
+    table = table_with(estimate, 99)
+    table.add("set", "image to text", "dot", "r1_minus_cosine_p", Estimate(p))
+    words = Direction("set", "image to text", "image", "right")
+    assert recommend(table, words, "cosine").statements[0].verdict == verdict
 
 
 def table_with(estimate: tuple[float, float, float], images: int, cv: float = 0.1) -> Table:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binom, binomtest
 from statsmodels.stats.proportion import proportion_confint
 
 from offsphere.estimate import Estimate
@@ -19,6 +20,7 @@ from offsphere.evaluation.intervals import (
     share,
     square_and_add,
     wilson,
+    zero_mean_p,
 )
 
 
@@ -75,6 +77,52 @@ def coverage(gain: float, loss: float, n: int) -> float:
 @pytest.mark.parametrize(("gain", "loss"), [(0.01, 0.01), (0.02, 0.0), (0.005, 0.02), (0.0, 0.0)])
 def test_rare_changes_are_covered(gain, loss):
     assert coverage(gain, loss, 120) >= 0.93
+
+
+def test_the_exact_test_is_what_six_bets_own():
+    random = np.random.default_rng(0)
+    for changes in (random.uniform(-1, 2, 12), random.choice([-2.0, 0.0, 2.0], 12)):
+        owned = [math.prod(1 + bet * x / 2 for x in changes) for bet in (0.5, 0.75, 1)]
+        owned += [math.prod(1 - bet * x / 2 for x in changes) for bet in (0.5, 0.75, 1)]
+        want = min(1, 1 / np.mean(owned))
+        assert zero_mean_p(torch.tensor(changes), 2.0) == pytest.approx(want, rel=1e-12)
+    assert zero_mean_p(torch.zeros(50), 1.0) == 1.0
+    assert zero_mean_p(torch.ones(20_000), 1.0) == 0.0
+
+
+@pytest.mark.parametrize(("gain", "loss"), [(1.0, 1.0), (0.05, 0.45), (0.03, 0.97), (0.9, 0.1)])
+@pytest.mark.parametrize("n", [10, 18, 50, 93])
+def test_few_skewed_changes_raise_no_more_false_alarms_than_is_said(gain, loss, n):
+    """Of n changes that are 0 in the mean, each a gain or a loss, over all that may come."""
+    gains = range(n + 1)
+    chance = binom.pmf(gains, n, loss / (gain + loss))
+    p = [zero_mean_p(torch.tensor([gain] * k + [-loss] * (n - k)), 1.0) for k in gains]
+    for level in (0.01, 0.05, 0.2):
+        assert chance[np.array(p) <= level].sum() <= level
+
+
+def test_a_sign_test_would_raise_them():
+    """Of 18 changes nearly all are the small gain: why there is no sign test."""
+    p = [binomtest(k, 18).pvalue for k in range(19)]
+    assert binom.pmf(range(19), 18, 0.9)[np.array(p) <= 0.05].sum() > 0.95
+
+
+@pytest.mark.parametrize("n", [10, 18, 50, 93])
+def test_changes_with_ties_and_a_long_tail_raise_none(n):
+    random = np.random.default_rng(1)
+    kind = random.random((500, n))
+    gains, losses = random.uniform(0, 0.2, (500, n)), random.uniform(0, 0.8, (500, n))
+    changes = np.where(kind < 0.5, 0.0, np.where(kind < 0.9, gains, -losses))
+    p = [zero_mean_p(torch.from_numpy(x), 1.0) for x in changes]
+    assert (np.array(p) <= 0.05).mean() <= 0.05
+
+
+@pytest.mark.parametrize(("n", "settled"), [(10, False), (30, True), (93, True)])
+def test_a_clear_loss_over_few_is_told(n, settled):
+    """33 points with a spread of 24, as MiniLM's dot has on NPL."""
+    x = torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    changes = -0.327 + 0.24 * (x - x.mean()) / x.std()
+    assert (zero_mean_p(changes.clamp(-1, 1), 1.0) <= 0.05) == settled
 
 
 def test_captions_are_drawn_with_their_image():
