@@ -37,14 +37,41 @@ class Store:
         """
         if None in facts:
             return make()
-        key = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+        key = _key(facts)
         if key not in self.kept:
-            file = None if self.folder is None else self.folder / f"{key}.safetensors"
+            file = self._file(key)
             stored = None if file is None else _read(file, key)
             self.kept[key] = make() if stored is None else stored
-            if file is not None and stored is None:
-                _write(file, key, self.kept[key])
+            if stored is None:
+                self._write(key)
         return self.kept[key]
+
+    def drop(self, facts: Sequence[Any]) -> None:
+        """Forget what belongs to these facts, in memory and in the file."""
+        key = _key(facts)
+        self.kept.pop(key, None)
+        if (file := self._file(key)) is not None:
+            file.unlink(missing_ok=True)
+
+    def _file(self, key: str) -> Path | None:
+        return None if self.folder is None else self.folder / f"{key}.safetensors"
+
+    def _write(self, key: str) -> None:
+        """Keep the tensors in one step; a cache that cannot be written is done without."""
+        if (file := self._file(key)) is None:
+            return
+        tensors = {name: tensor.contiguous() for name, tensor in self.kept[key].items()}
+        content = save(tensors, {"key": key, "digest": _digest(tensors)})
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, content)
+        except OSError as error:
+            print(f"The features are not cached: {error}", file=sys.stderr)
+            self.folder = None
+
+
+def _key(facts: Sequence[Any]) -> str:
+    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
 
 def _read(file: Path, key: str) -> Tensors | None:
@@ -57,17 +84,6 @@ def _read(file: Path, key: str) -> Tensors | None:
         return None
     whole = about.get("key") == key and about.get("digest") == _digest(tensors)
     return tensors if whole else None
-
-
-def _write(file: Path, key: str, tensors: Tensors) -> None:
-    """Keep the tensors in one step; a cache that cannot be written is done without."""
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    content = save(tensors, {"key": key, "digest": _digest(tensors)})
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, content)
-    except OSError as error:
-        print(f"The features are not cached: {error}", file=sys.stderr)
 
 
 def _digest(tensors: Tensors) -> str:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,8 @@ PLAIN = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 VOCABULARY = 8192
 """Pieces that the scratch encoder knows: bytes and the commonest merges of CLIP's vocabulary."""
 CHUNK = 64
+Keep = Callable[[int, Callable[[], Tensor]], Tensor]
+"""Takes a chunk's number and what computes its vectors, and returns them: new or kept ones."""
 
 
 class HuggingFaceEncoder(nn.Module):
@@ -170,7 +172,12 @@ def hugging_face_encoder(name: str, pooling: str = "auto") -> HuggingFaceEncoder
 
 
 def encode(
-    module: nn.Module, inputs: Tensor, *, padding: int | None = None, chunk: int = CHUNK
+    module: nn.Module,
+    inputs: Tensor,
+    *,
+    padding: int | None = None,
+    chunk: int = CHUNK,
+    keep: Keep = lambda _, vectors: vectors(),
 ) -> Tensor:
     """Raw vectors of all rows in evaluation mode, on the CPU, a chunk at a time.
 
@@ -180,22 +187,30 @@ def encode(
     if padding is None:
         return encode_rows(module, torch.arange(len(inputs)).split(4096), lambda rows: inputs[rows])
     order = (inputs != padding).sum(1).argsort(stable=True)
-    return encode_rows(module, order.split(chunk), lambda rows: trimmed(inputs[rows], padding))
+    return encode_rows(
+        module, order.split(chunk), lambda rows: trimmed(inputs[rows], padding), keep
+    )
 
 
 @torch.no_grad()
 def encode_rows(
-    module: nn.Module, chunks: Sequence[Tensor], part: Callable[[Tensor], Tensor]
+    module: nn.Module,
+    chunks: Sequence[Tensor],
+    part: Callable[[Tensor], Tensor],
+    keep: Keep = lambda _, vectors: vectors(),
 ) -> Tensor:
     """Raw vectors, in the order of the rows' numbers, of chunks of rows that `part` gives."""
     parameter = next(module.parameters(), None)
     training = module.training
     module.eval()
-    parts = []
-    for rows in track(chunks, len(chunks), "encoding texts"):
+
+    def vectors(rows: Tensor) -> Tensor:
         inputs = part(rows)
         device = inputs.device if parameter is None else parameter.device
-        parts.append(module(inputs.to(device)).float().cpu())
+        return module(inputs.to(device)).float().cpu()
+
+    chunked = enumerate(track(chunks, len(chunks), "encoding texts"))
+    parts = [keep(number, partial(vectors, rows)) for number, rows in chunked]
     module.train(training)
     found = torch.cat(parts)
     return torch.empty_like(found).index_copy_(0, torch.cat(list(chunks)), found)
@@ -213,15 +228,26 @@ def cached_features(
     """Features of a frozen encoder, kept in the user's cache.
 
     The key is the encoder's weights and pooling and the tokens themselves, hence the texts, the
-    tokenizer and the length at which texts are cut.
+    tokenizer and the length at which texts are cut. Until all are there each chunk is kept by
+    itself: whoever interrupts hours of work goes on after the last one.
     """
+    store = Store(cache_folder())
+    facts = [weights_hash(encoder), getattr(encoder, "pooling", "mean"), tokens_hash(tokens)]
+    numbers: list[int] = []
+
+    def keep(number: int, vectors: Callable[[], Tensor]) -> Tensor:
+        numbers.append(number)
+        return store.get([*facts, CHUNK, number], lambda: {"features": vectors()})["features"]
 
     def make() -> dict[str, Tensor]:
-        print(f"Encoding {len(tokens):,} texts once; their features are cached.", flush=True)
-        return {"features": encode(encoder.to(device), tokens, padding=encoder.padding)}
+        print(f"Encoding {len(tokens):,} texts once; features are cached as they come.", flush=True)
+        found = encode(encoder.to(device), tokens, padding=encoder.padding, keep=keep)
+        return {"features": found}
 
-    facts = [weights_hash(encoder), getattr(encoder, "pooling", "mean"), tokens_hash(tokens)]
-    return Store(cache_folder()).get(facts, make)["features"]
+    features = store.get(facts, make)["features"]
+    for number in numbers:
+        store.drop([*facts, CHUNK, number])
+    return features
 
 
 def weights_hash(module: nn.Module) -> str:

@@ -159,9 +159,32 @@ def test_features_are_computed_once_per_weights_and_texts(tmp_path: Path, monkey
     assert computed
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch):
+def test_interrupted_encoding_goes_on_after_the_last_chunk(tmp_path: Path, monkeypatch):
+    """Of five chunks two are done when the key is pressed: three are left, to the same bits."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    encoder = ScratchEncoder(width=16, layers=1, heads=2, max_length=8)
+    texts = [f"a cat {'sat ' * (k % 7)}{k}" for k in range(4 * text.CHUNK + 1)]
+    tokens = encoder.tokenize(texts, 8)
+    want, forward, asked = encode(encoder, tokens, padding=0), encoder.forward, []
+
+    def interrupted(chunk: torch.Tensor) -> torch.Tensor:
+        asked.append(len(chunk))
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return forward(chunk)
+
+    monkeypatch.setattr(encoder, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cached_features(encoder, tokens)
+    assert torch.equal(cached_features(encoder, tokens), want)
+    assert asked == [text.CHUNK] * 5 + [1]
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 1, "the chunks are gone when all is there"
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     encoder = ScratchEncoder(width=16, layers=1, heads=2, max_length=8)
     tokens = encoder.tokenize(TEXTS, 8)
     torch.testing.assert_close(cached_features(encoder, tokens), encode(encoder, tokens, padding=0))
+    assert capsys.readouterr().err.count("The features are not cached") == 1
