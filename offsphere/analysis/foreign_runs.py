@@ -122,6 +122,8 @@ def _csv_rows(text: str, sep: str) -> list[dict[Any, Any]]:
         io.StringIO(text), sep=sep, dtype=str, header=None, index_col=False, keep_default_na=False
     )
     cells.columns = cells.iloc[0]
+    if cells.shape[1] == 1 and (other := re.search(r"[;\t|]", str(cells.columns[0]))):
+        raise ValueError(f"expected {sep!r} between columns, got {other[0]!r}")
     cells = cells.loc[:, cells.columns != ""]  # the numbers that pandas puts before its rows
     twice = cells.columns[cells.columns.duplicated()]
     if len(twice):

@@ -172,6 +172,7 @@ def test_a_run_that_did_not_finish_is_refused_by_its_row(tmp_path, capsys):
         ("runs.tsv", b"", "cannot be read: No columns"),
         ("runs.parquet", b"PAR1", "cannot be read: "),
         ("runs.csv", b"seed,acc,acc\n0,1,2\n", "the header has 'acc' more than once: rename one"),
+        ("runs.csv", b"seed;method;acc\n0;a;1\n", "expected ',' between columns, got ';'"),
         ("runs.json", b'{"a": 1}', 'expected rows such as {"seed": 0'),
         ("runs.jsonl", b'{"a": 1}\n{', "cannot be read: "),
     ],
