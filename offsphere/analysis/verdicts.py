@@ -15,7 +15,7 @@ Let the interval lie so that the expected sign is positive.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from offsphere.analysis.power import MOST_SEEDS, POWER, fewest, inside_power, t_power
@@ -85,7 +85,7 @@ def verdict(
     yes = (p if p_adjusted is None else p_adjusted) <= alpha
     word = _word(measured, expect, margin, published, yes=yes, alpha=alpha / family)
     needed = None
-    if word == "not settled" and measured.standard_error > 0:
+    if word == "not settled":
         needed = seeds_to_settle(measured, expect, margin, alpha=alpha / family)
     said = _sentence(measured, word, margin, published, needed)
     return Decision(word, said, _holds(word, expect), needed)
@@ -108,7 +108,7 @@ def seeds_to_settle(
     def enough(n: int) -> bool:
         variance = per_seed / n + fixed
         if variance == 0:
-            return False
+            return _settled_by_signs(replace(measured, n=n), expect, margin, alpha)
         spread = (per_seed / n) ** 2 / (n - 1)
         spread += fixed**2 / (measured.examples - 1) if fixed else 0.0
         error, dof = math.sqrt(variance), max(variance**2 / spread, n - 1.0)
@@ -123,6 +123,15 @@ def seeds_to_settle(
         return max(chances) >= POWER
 
     return fewest(enough)
+
+
+def _settled_by_signs(
+    measured: OverSeeds, expect: Expectation, margin: float | None, alpha: float
+) -> bool:
+    """Whether the exact test of seeds that do not differ at all decides."""
+    p = 2 * min(measured.p_above(0.0), measured.p_below(0.0))
+    asked = {expect, expect if expect == "not_greater" or margin is None else "equivalent"}
+    return min(claim_p(replace(measured, p=p), x, margin) for x in asked) <= alpha
 
 
 def _word(
@@ -195,7 +204,7 @@ def _sentence(
         "not settled": "settles nothing",
     }[word]
     text = f"{size} {said}."
-    if word == "not settled" and measured.standard_error > 0:
+    if word == "not settled":
         if needed is not None:
             text += f" If mean and spread are the true ones, {needed} {measured.unit}s settle it "
             text += "with 80 % power."

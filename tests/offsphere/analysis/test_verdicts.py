@@ -132,6 +132,29 @@ def test_seeds_to_settle_have_80_percent_power(family):
     assert one_sided == math.ceil(solved)
 
 
+@pytest.mark.parametrize(
+    ("value", "expect", "margin", "family", "needed"),
+    [
+        (1.0, "greater", None, 1, 6),  # 2 / 2^6 <= 0.05
+        (1.0, "greater", None, 12, 9),  # 2 / 2^9 <= 0.05 / 12
+        (0.0, "greater", None, 1, None),
+        (0.0, "greater", 0.5, 1, 5),  # 1 / 2^5 <= 0.05
+        (0.1, "equivalent", 0.5, 1, 5),
+        (0.1, "not_greater", 0.5, 1, 5),
+    ],
+)
+def test_seeds_that_do_not_differ_are_counted_by_the_sign_test(
+    value, expect, margin, family, needed
+):
+    measured = estimate(np.full(3, value))
+    decision = verdict(measured, expect, margin, family=family)
+    assert (decision.word, decision.seeds_needed) == ("not settled", needed)
+    if needed is not None:
+        enough = verdict(estimate(np.full(needed, value)), expect, margin, family=family)
+        assert enough.word != "not settled"
+        assert f"{needed} seeds settle it" in decision.sentence
+
+
 def test_more_seeds_do_not_mend_too_few_examples():
     found = replace(of_interval(-0.3, 0.9), error=0.3, dof=30.0, example_error=0.29, examples=50)
     assert seeds_to_settle(found, "greater", None) is None
