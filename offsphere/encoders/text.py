@@ -35,8 +35,8 @@ PLAIN = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 VOCABULARY = 8192
 """Pieces that the scratch encoder knows: bytes and the commonest merges of CLIP's vocabulary."""
 CHUNK = 64
-Keep = Callable[[int, Callable[[], Tensor]], Tensor]
-"""Takes a chunk's number and what computes its vectors, and returns them: new or kept ones."""
+Keep = Callable[[Tensor, Callable[[], Tensor]], Tensor]
+"""Takes a chunk's rows and what computes their vectors, and returns these: new or kept ones."""
 
 
 class HuggingFaceEncoder(nn.Module):
@@ -177,19 +177,19 @@ def encode(
     *,
     padding: int | None = None,
     chunk: int = CHUNK,
-    keep: Keep = lambda _, vectors: vectors(),
+    keep: Keep = lambda _rows, vectors: vectors(),
 ) -> Tensor:
     """Raw vectors of all rows in evaluation mode, on the CPU, a chunk at a time.
 
-    Rows of token numbers (`padding` is given) go in order of their length, so that little padding
-    is computed; features (no `padding`) go as they come.
+    Rows of token numbers (`padding` is given) go by their length, so that little padding is
+    computed, and the longest first: what memory does not hold fails at once, and the time that is
+    left is not told too short. Features (no `padding`) go as they come.
     """
     if padding is None:
         return encode_rows(module, torch.arange(len(inputs)).split(4096), lambda rows: inputs[rows])
     order = (inputs != padding).sum(1).argsort(stable=True)
-    return encode_rows(
-        module, order.split(chunk), lambda rows: trimmed(inputs[rows], padding), keep
-    )
+    chunks = order.split(chunk)[::-1]
+    return encode_rows(module, chunks, lambda rows: trimmed(inputs[rows], padding), keep)
 
 
 @torch.no_grad()
@@ -197,7 +197,7 @@ def encode_rows(
     module: nn.Module,
     chunks: Sequence[Tensor],
     part: Callable[[Tensor], Tensor],
-    keep: Keep = lambda _, vectors: vectors(),
+    keep: Keep = lambda _rows, vectors: vectors(),
 ) -> Tensor:
     """Raw vectors, in the order of the rows' numbers, of chunks of rows that `part` gives."""
     parameter = next(module.parameters(), None)
@@ -209,8 +209,8 @@ def encode_rows(
         device = inputs.device if parameter is None else parameter.device
         return module(inputs.to(device)).float().cpu()
 
-    chunked = enumerate(track(chunks, len(chunks), "encoding texts"))
-    parts = [keep(number, partial(vectors, rows)) for number, rows in chunked]
+    tracked = track(chunks, len(chunks), "encoding texts")
+    parts = [keep(rows, partial(vectors, rows)) for rows in tracked]
     module.train(training)
     found = torch.cat(parts)
     return torch.empty_like(found).index_copy_(0, torch.cat(list(chunks)), found)
@@ -233,11 +233,11 @@ def cached_features(
     """
     store = Store(cache_folder())
     facts = [weights_hash(encoder), getattr(encoder, "pooling", "mean"), tokens_hash(tokens)]
-    numbers: list[int] = []
+    parts: list[list[str]] = []
 
-    def keep(number: int, vectors: Callable[[], Tensor]) -> Tensor:
-        numbers.append(number)
-        return store.get([*facts, CHUNK, number], lambda: {"features": vectors()})["features"]
+    def keep(rows: Tensor, vectors: Callable[[], Tensor]) -> Tensor:
+        parts.append([*facts, tokens_hash(rows)])
+        return store.get(parts[-1], lambda: {"features": vectors()})["features"]
 
     def make() -> dict[str, Tensor]:
         print(f"Encoding {len(tokens):,} texts once; features are cached as they come.", flush=True)
@@ -245,8 +245,8 @@ def cached_features(
         return {"features": found}
 
     features = store.get(facts, make)["features"]
-    for number in numbers:
-        store.drop([*facts, CHUNK, number])
+    for part in parts:
+        store.drop(part)
     return features
 
 
