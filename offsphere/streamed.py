@@ -109,7 +109,8 @@ def log_partitions(
     if value is None:
         value = eagerly(_LogPartitions.apply, *inputs, *how, largest, split)
     # Strips hold a sum that cannot be negative at zero: to look at it would wait for the device.
-    looks = not _in_strips(left) and _seen(own, exclude, positive)
+    # The slower way finds the whole, which is not what a rank with a local value adds to the mean.
+    looks = not (_in_strips(left) or split.local) and _seen(own, exclude, positive)
     return eagerly(_with_digits, value, inputs, how) if looks else value
 
 

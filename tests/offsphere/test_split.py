@@ -190,3 +190,18 @@ def test_shares_add_up_to_the_whole(monkeypatch, name, rows, count, path, known)
     found = on_threads(loss, count, sides, local=name == "local")
     for x, y in zip(found, expected, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-12)
+
+
+def test_a_local_value_near_zero_is_that_of_its_own_rows(monkeypatch):
+    """The other ranks' rows, whose loss is large, are no part of it."""
+    monkeypatch.undo()  # the second look is wanted here
+    n, scale = 4, 30.0
+    left = torch.eye(2 * n, dtype=torch.float64)
+    right = torch.cat([left[:n], left[n:].roll(1, 0)])
+
+    def loss(a, b, split):
+        return losses.info_nce(a, b, 1 / scale, split=split)
+
+    value, *_ = on_threads(loss, 2, [left, right], local=True)
+    wanted = torch.nn.functional.cross_entropy(scale * left @ right.T, torch.arange(2 * n))
+    torch.testing.assert_close(value, wanted, rtol=1e-10, atol=0)
