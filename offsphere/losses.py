@@ -410,7 +410,8 @@ def _prepare(
 
     The bound is that of Cauchy and Schwarz. It costs one look at the norms, which also finds what
     is not finite. On an accelerator the look would wait for the device, and under torch.func there
-    is nothing to look at, so there the bound is the caller's and the training loop checks the loss.
+    is nothing to look at, so there the bound is the caller's, a temperature that is not above 0
+    makes the loss NaN, and the training loop checks the loss.
     A caller that looks at the loss instead (not `looks`) gets an infinite bound.
     """
     check_sides(left, *others)
@@ -421,6 +422,7 @@ def _prepare(
         # A number stays one: it needs no kernel, and nobody has to ask the device for it.
         if isinstance(temperature, Tensor):
             temperature = one_value(temperature, "temperature", sides[0])
+            temperature = F.threshold(temperature, 0.0, math.nan)  # one kernel: NaN unless above 0
         elif not 0 < temperature < math.inf:
             raise bad_temperature(temperature)
         return sides, temperature, largest

@@ -350,6 +350,15 @@ def test_bad_input_is_refused_in_one_sentence(name):
                 getattr(dropin, name)(temperature)
 
 
+@pytest.mark.parametrize(("name", "rest"), [("ClipLoss", ()), ("SigLipLoss", (-3.0,))])
+def test_under_torch_func_a_scale_that_is_not_above_zero_makes_the_loss_nan(name, rest):
+    """As on an accelerator, nobody can look at it."""
+    loss = getattr(dropin, name)()
+    for scale, bad in ((-1.0, True), (math.nan, True), (9.0, False)):
+        of_scale = torch.func.grad_and_value(lambda s: loss(*pair(), s, *rest))
+        assert of_scale(torch.tensor(scale))[1].isnan().item() == bad
+
+
 @pytest.mark.parametrize("scale", ["fixed", "calibrated"])
 @pytest.mark.parametrize(
     ("name", "loss", "bounds"),

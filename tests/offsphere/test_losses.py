@@ -401,6 +401,23 @@ def test_refuses_bad_input(name):
             loss(left=good[:1], right=good[:1])
 
 
+@pytest.mark.parametrize("how", ["strips", "strips_few", "torch.func"])
+@pytest.mark.parametrize("name", [name for name in ALL if name != "spectral"])
+def test_a_temperature_that_cannot_be_looked_at_makes_the_loss_nan(name, how, take_path):
+    """Where a refusal would wait for the device, or there is nothing to look at."""
+    if how != "torch.func":
+        take_path(*PATHS["strips_shifted_kept" if how == "strips" else how])
+    sides = torch.randn(3, 4, 3, dtype=torch.float64)
+
+    def loss(temperature):
+        return ours(name, Cell("dot"), *sides, temperature, 0.0)
+
+    for temperature, bad in ((-1.0, True), (0.0, True), (math.nan, True), (1e-3, False)):
+        t = torch.tensor(temperature, dtype=torch.float64)
+        value = torch.func.grad_and_value(loss)(t)[1] if how == "torch.func" else loss(t)
+        assert value.isnan().item() == bad
+
+
 @pytest.mark.parametrize("name", ["info_nce", "siglip", "siglip_within", "info_nce_within"])
 def test_refuses_more_right_rows_than_left_rows(name):
     with pytest.raises(ValueError, match="as many right rows as left rows.*got 4 and 6"):
