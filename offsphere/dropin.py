@@ -232,7 +232,7 @@ class ClipLoss(DropIn):
         given = _temperature_of(logit_scale, image)
         unseen = 0.0 if logit_bias is None else 0.0 * losses.one_value(logit_bias, "bias", image)
         if len(image) == 1:
-            loss = _nothing(image, text) + 0.0 * given
+            loss = nothing(image, text) + 0.0 * given
         else:
             temperature = self._temperature(given, image, text)
             left, right = self.cell(image, text)
@@ -277,9 +277,10 @@ class SigLipLoss(DropIn):
         image_features: Float[Tensor, "n d"],
         text_features: Float[Tensor, "n d"],
         logit_scale: float | Tensor,
-        logit_bias: float | Tensor,
+        logit_bias: float | Tensor | None,
         output_dict: bool = False,
     ):
+        logit_bias = 0.0 if logit_bias is None else logit_bias
         image, text = self._sides(image_features, text_features, self.world_size > 1)
         temperature = self._temperature(_temperature_of(logit_scale, image), image, text)
         left, right = self.cell(image, text)
@@ -318,7 +319,7 @@ class NTXentLoss(DropIn):
             return self._against_bank(self.memory_bank, out0, out1)
         out0, out1 = self._sides(out0, out1, self.gather_distributed and process_count() > 1)
         if len(out0) == 1:
-            return _nothing(out0, out1)
+            return nothing(out0, out1)
         stacked, n = torch.cat([out0, out1]), len(out0)
         temperature = self._temperature(self.temperature, stacked, stacked, (0, n, -n))
         left, right = self.cell(stacked, stacked)
@@ -410,7 +411,7 @@ def _temperature_of(logit_scale: float | Tensor, like: Tensor) -> Float[Tensor, 
     return scale.reciprocal()  # 1 / scale would be two kernels
 
 
-def _nothing(left: Tensor, right: Tensor) -> Tensor:
+def nothing(left: Tensor, right: Tensor) -> Tensor:
     """The loss of one pair, which has no negatives: zero, with gradients of zero."""
     return 0.0 * (left.sum() + right.sum())
 

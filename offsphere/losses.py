@@ -83,7 +83,7 @@ def info_nce(
     if len(right) < n or (both_ways and len(right) != n):
         raise _sizes(left, right, "as many right rows as left rows (one-way: at least as many)")
     right = torch.cat([right, *hard]) if hard else right
-    if width < 2 or (both_ways and n < 2):
+    if width < 2:
         raise _too_few(n)
     weight = 1 / (n + columns)
     if small and not _unseen(left):

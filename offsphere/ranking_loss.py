@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from offsphere import losses
 from offsphere.cells import Cell
-from offsphere.dropin import DropIn
+from offsphere.dropin import DropIn, nothing
 from offsphere.ids import row_ids
 from offsphere.names import FALSE_NEGATIVES, unknown
 from offsphere.precision import at_least_float32
@@ -76,12 +76,13 @@ class RankingLoss(DropIn):
             ids = (
                 None if ids is None else torch.cat([_gathered(x) for x in ids.split(len(anchors))])
             )
-        temperature = self._temperature(self.temperature, left, right)
         query, document = self.cell(left, right)
+        if len(left) == 1 and not hard:
+            return nothing(query, document)
         loss = losses.info_nce(
             query,
             document,
-            temperature,
+            self._temperature(self.temperature, left, right),
             both_ways=self.both_ways,
             hard_negatives=self.cell.shrink_right(torch.cat(hard)) if hard else None,
             ids=ids,

@@ -232,6 +232,13 @@ def test_clip_loss_honours_a_bias_with_a_gradient_of_zero():
     assert torch.autograd.grad(one, (scale, bias))[1].tolist() == [0.0]
 
 
+def test_siglip_loss_takes_no_bias_as_the_peer_does():
+    a, b = pair()
+    theirs = open_clip.loss.SigLipLoss()(F.normalize(a), F.normalize(b), 9.0, None)
+    mine = dropin.SigLipLoss()(a, b, 9.0, None)
+    assert mine.item() == pytest.approx(theirs.item(), rel=1e-10)
+
+
 def test_attributes_that_open_clip_and_its_users_read():
     given = {"local_loss": True, "gather_with_grad": True, "cache_labels": True, "rank": 1}
     for make, theirs in (
