@@ -194,9 +194,7 @@ class _FromGrams(torch.autograd.Function):
             positives = torch.linalg.vecdot(u, v).add_(shift)[:, None] if paired else None
             if positives is not None:
                 total -= positives.square().sum()
-        ctx.save_for_backward(u, v, gram_u, gram_v, sum_u, sum_v, positives)
-        ctx.shift, ctx.paired, ctx.count = shift, paired, _count(u, v, paired)
-        ctx.split = split
+        _keep(ctx, shift, paired, split, u, v, gram_u, gram_v, sum_u, sum_v, positives)
         return total / ctx.count
 
     @staticmethod
@@ -206,14 +204,19 @@ class _FromGrams(torch.autograd.Function):
         u, v, gram_u, gram_v, sum_u, sum_v, positives = ctx.saved_tensors
         split, weight = ctx.split, 2 * ctx.split.count * grad_outputs[0] / ctx.count
         ours, theirs = split.share_of(u), split.share_of(v)
-        with outside_autocast(u, split.precision):
-            grad_u = torch.addmm(weight * ctx.shift * sum_v, ours, weight * gram_v)
-            grad_v = torch.addmm(weight * ctx.shift * sum_u, theirs, weight * gram_u)
-        if positives is not None:
-            positives = weight * split.share_of(positives)
-            grad_u.addcmul_(positives, theirs, value=-1)
-            grad_v.addcmul_(positives, ours, value=-1)
-        return _among(grad_u, u, split), _among(grad_v, v, split), None, None, None
+        of_pairs = None if positives is None else weight * split.share_of(positives)
+
+        def gradient(x: Tensor, own: Tensor, other: Tensor, gram: Tensor, mean: Tensor) -> Tensor:
+            with outside_autocast(u, split.precision):
+                part = torch.addmm(weight * ctx.shift * mean, own, weight * gram)
+            if of_pairs is not None:
+                part.addcmul_(of_pairs, other, value=-1)
+            return _among(part, x, split)
+
+        of_u, of_v = ctx.needs_input_grad[:2]
+        grad_u = gradient(u, ours, theirs, gram_v, sum_v) if of_u else None
+        grad_v = gradient(v, theirs, ours, gram_u, sum_u) if of_v else None
+        return grad_u, grad_v, None, None, None
 
 
 class _FromProduct(torch.autograd.Function):
@@ -226,9 +229,7 @@ class _FromProduct(torch.autograd.Function):
             if paired:
                 scores.diagonal(split.mine(len(u)).start).zero_()
             total = split.sum_(torch.dot(scores.flatten(), scores.flatten()))
-        ctx.save_for_backward(u, v, scores)
-        ctx.shift, ctx.paired, ctx.count = shift, paired, _count(u, v, paired)
-        ctx.split = split
+        _keep(ctx, shift, paired, split, u, v, scores)
         return total / ctx.count
 
     @staticmethod
@@ -236,11 +237,18 @@ class _FromProduct(torch.autograd.Function):
         if torch.is_grad_enabled():
             return _plain_gradients(ctx, grad_outputs[0])
         u, v, scores = ctx.saved_tensors
-        split = ctx.split
+        split, (of_u, of_v) = ctx.split, ctx.needs_input_grad[:2]
         scores = scores * (2 * split.count * grad_outputs[0] / ctx.count)
         with outside_autocast(u, split.precision):
-            grad_u, grad_v = scores @ v, scores.T @ split.share_of(u)
-        return _among(grad_u, u, split), grad_v, None, None, None
+            grad_u = _among(scores @ v, u, split) if of_u else None
+            grad_v = scores.T @ split.share_of(u) if of_v else None
+        return grad_u, grad_v, None, None, None
+
+
+def _keep(ctx, shift: float, paired: bool, split: Split, u: Tensor, v: Tensor, *found) -> None:
+    """What both ways back need; a side that takes no gradient, such as a queue, gets none."""
+    ctx.save_for_backward(u, v, *found)
+    ctx.shift, ctx.paired, ctx.split, ctx.count = shift, paired, split, _count(u, v, paired)
 
 
 def _among(part: Tensor, all_rows: Tensor, split: Split) -> Tensor:

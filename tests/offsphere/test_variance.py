@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 from offsphere.variance import mean_square, negative_statistics, negative_variance, spread_out
 
@@ -56,6 +57,18 @@ def test_within_view_form(m, d):
     want = loops(b, b, 100, paired=True)
     want.backward()
     torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("keys", "flops"), [(90, (4 * 5 + 2 * 90) * 8**2), (9, 4 * 5 * 9 * 8)])
+def test_a_queue_that_takes_no_gradient_costs_none(keys, flops):
+    """Gram matrices of both sides and a product with that of the queue; or scores, and one more."""
+    u, queue = sides(5, keys, 8)
+    u.requires_grad_()
+    with FlopCounterMode(display=False) as counter:
+        (found,) = torch.autograd.grad(negative_variance(u, queue, 90, paired=False), u)
+    (expected,) = torch.autograd.grad(loops(u, queue, 90, paired=False), u)
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+    assert counter.get_total_flops() == flops
 
 
 def test_a_full_simplex_has_no_variance():
