@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from offsphere.run.command import one_line_errors
 from offsphere.run.config import parse, settings_hash, to_dict, unhashed
+from offsphere.run.progress import say, speaking
 from offsphere.run.record import find_run, provenance, write_json
 from offsphere.training.settings import (
     LARGEST_IMAGE,
@@ -147,6 +148,7 @@ def run(config: Config) -> dict[str, Any]:
     subject = from_backbone(config) if config.run is None else from_run(config, Path(config.run))
     torch.set_num_threads(subject.settings.threads)
     splits = load_splits(subject.settings)
+    say(splits.told(subject.settings.eval_split))
     evaluator = evaluator_of(splits, subject.settings)
     metrics = evaluator(subject.encoder.to(choose_device(config.device)), subject.exponents)
     chosen = to_dict(subject.settings)
@@ -262,7 +264,7 @@ def show(config: Config, metrics: dict[str, Any]) -> None:
 
 def main() -> None:
     """Flags in, tables out."""
-    with one_line_errors("eval_probe", "Nothing was written."):
+    with one_line_errors("eval_probe", "Nothing was written."), speaking():
         config = parse(Config, description=__doc__)
         metrics = run(config)
         show(config, metrics)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from offsphere.cells import shrink
+from offsphere.run.progress import track
 from offsphere.variance import negative_statistics
 
 if TYPE_CHECKING:
@@ -225,7 +226,8 @@ def top_items(
     dtype = torch.promote_types(queries.dtype, items.dtype)
     queries, items = queries.detach().to(dtype), items.detach().to(dtype)
     scores, indices = [], []
-    for start in range(0, len(queries), query_tile):
+    starts = range(0, len(queries), query_tile)
+    for start in track(starts, len(starts), "neighbours", unit="tiles"):
         rows = slice(start, start + query_tile)
         own = None if exclude is None else exclude[rows]
         best = _top_items_of_tile(queries[rows], items, k, own, item_tile)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from offsphere.evaluation.confidence import (
 from offsphere.evaluation.geometry import norm_statistics, rankme, unit
 from offsphere.evaluation.knn import KnnResult, knn
 from offsphere.evaluation.linear_probe import ProbeResult, linear_probe, sgd_probe
-from offsphere.run.progress import track
+from offsphere.run.progress import Work, track
 from offsphere.variance import negative_statistics
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 CHUNK = 512
 MOMENTUM = {"sgd": 0.0, "sgd_momentum": 0.9}
+PIECES = {"backbone": 6, "embedding": 7}
+"""Of the work on each layer's vectors: neighbours, probes, confidence; clustering comes last."""
 
 
 class Features(NamedTuple):
@@ -39,8 +42,17 @@ class Features(NamedTuple):
     embedding: Float[Tensor, "n d"]
 
 
+class Encoded(NamedTuple):
+    """Every split's features; validation and out-of-distribution data if there are."""
+
+    train: Features
+    test: Features
+    validation: Features | None
+    ood: Features | None
+
+
 class Layer(NamedTuple):
-    """One layer's vectors of every split; validation and out-of-distribution data if there are."""
+    """One layer's vectors of every split."""
 
     train: Float[Tensor, "m d"]
     test: Float[Tensor, "n d"]
@@ -67,36 +79,53 @@ class Evaluator:
 
     def __call__(self, encoder: ImageEncoder, exponents: tuple[float, float]) -> dict[str, float]:
         """Metrics on the evaluation split; the eval cell's exponents score the embeddings."""
-        splits, workers = self.splits, self.workers
-        self.outcomes = {}
-        train = extract(encoder, splits.train, workers)
-        test = extract(encoder, splits.test, workers)
-        labels, truth = splits.train.labels, splits.test.labels
-        self.features = test
-        held_out = (
-            None if splits.validation is None else extract(encoder, splits.validation, workers)
+        splits = self.splits
+
+        def encoded(images: Images) -> Features:
+            return extract(encoder, images, self.workers)
+
+        found = Encoded(
+            encoded(splits.train),
+            encoded(splits.test),
+            None if splits.validation is None else encoded(splits.validation),
+            None if splits.ood is None else encoded(splits.ood),
         )
-        outside = None if splits.ood is None else extract(encoder, splits.ood, workers)
+        self.features = found.test
         if not is_labelled(splits.train):
-            self.outcomes = {"norm": test.embedding.norm(dim=1)}
-            return _without_classes(test, outside)
+            self.outcomes = {"norm": found.test.embedding.norm(dim=1)}
+            return _without_classes(found.test, found.ood)
+        pieces = sum(n for name, n in PIECES.items() if self.layer in ("all", name)) + 1
+        with closing(Work("measuring", pieces, unit="pieces")) as work:
+            return self._with_classes(found, exponents, work)
+
+    def _with_classes(
+        self, found: Encoded, exponents: tuple[float, float], work: Work
+    ) -> dict[str, float]:
+        """Everything, one piece of the work after the other."""
+        train, test = found.train, found.test
+        labels, truth = self.splits.train.labels, self.splits.test.labels
         majority = labels.bincount().argmax()
         metrics = {"test/majority": (truth == majority).double().mean().item()}
-
-        def layer(name: str) -> Layer:
-            optional = (None if x is None else getattr(x, name) for x in (held_out, outside))
-            return Layer(getattr(train, name), getattr(test, name), *optional)
+        self.outcomes = {}
 
         def neighbours(name: str, a: Tensor, b: Tensor, exponents: tuple[float, float]):
             k = min(self.k, len(a))
             result = knn(a, labels, b, truth, k=k, exponents=exponents)
             metrics[f"test/{name}"] = result.accuracy
+            work.done(work.count + 1)
             return result
 
         def probed(name: str, a: Tensor, b: Tensor) -> None:
             result = solve_probe(self.probe, a, labels, b, truth)
             metrics[f"test/{name}"] = result.accuracy
             self.outcomes[f"{name}_correct"] = result.correct
+            work.done(work.count + 1)
+
+        def confidence(prefix: str, name: str, vote: KnnResult) -> None:
+            rest = (None if x is None else getattr(x, name) for x in (found.validation, found.ood))
+            layer = Layer(getattr(train, name), getattr(test, name), *rest)
+            metrics.update(self._confidence(prefix, layer, vote))
+            work.done(work.count + 1)
 
         if self.layer != "embedding":
             vote = neighbours("knn", train.backbone, test.backbone, (1.0, 1.0))
@@ -105,7 +134,7 @@ class Evaluator:
             probed("probe", unit(train.backbone), unit(test.backbone))
             probed("probe_raw", train.backbone, test.backbone)
             probed("probe_polar", polar(train.backbone), polar(test.backbone))
-            metrics |= self._confidence("backbone_", layer("backbone"), vote)
+            confidence("backbone_", "backbone", vote)
         if self.layer != "backbone":
             own = neighbours("knn_embedding", train.embedding, test.embedding, exponents)
             self.outcomes["knn_embedding_correct"] = own.correct
@@ -114,8 +143,9 @@ class Evaluator:
             probed("probe_embedding", unit(train.embedding), unit(test.embedding))
             probed("probe_embedding_raw", train.embedding, test.embedding)
             probed("probe_embedding_polar", polar(train.embedding), polar(test.embedding))
-            metrics |= self._confidence("", layer("embedding"), vote)
+            confidence("", "embedding", vote)
         metrics["test/nmi"] = clustering(unit(test.backbone), truth)
+        work.done(work.count + 1)
         metrics |= _geometry(test)
         self.outcomes |= {"label": truth, "norm": test.embedding.norm(dim=1)}
         return metrics

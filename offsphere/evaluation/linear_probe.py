@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from offsphere.evaluation.checks import check_classes, check_split
+from offsphere.run.progress import track
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -104,7 +105,7 @@ def sgd_probe(
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=momentum)
     steps = epochs * -(-len(train) // batch_size)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    for _ in range(epochs):
+    for _ in track(range(epochs), epochs, "linear probe", unit="epochs"):
         order = torch.randperm(len(train), generator=generator).to(train.device)
         for rows in order.split(batch_size):
             optimizer.zero_grad()
@@ -145,7 +146,7 @@ def select_weight_decay(
     ]
     starts: list[SoftmaxModel | None] = [None] * len(folds)
     tried: list[tuple[int, float, SoftmaxModel]] = []
-    for weight_decay in path:
+    for weight_decay in track(path, len(path), "linear probe", unit="weight decays"):
         models = [
             fit_softmax(
                 fold.features,

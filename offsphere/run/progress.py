@@ -22,6 +22,8 @@ LOG_SECONDS = (5.0, 30.0)
 """In a log: until the first line about some work, and between the later ones."""
 BAR_WIDTH = 24
 _facts, _work = False, False
+_bars: list[Work] = []
+"""Those on the terminal's line, each inside the one before: the last is drawn."""
 
 
 @contextmanager
@@ -48,7 +50,8 @@ class Work:
     """So many pieces to do: `done(k)` shows how far it is, how fast and how long it still takes.
 
     On a terminal that is a bar, which is gone when the work has ended (`close`); in a log it is a
-    line now and then, and one at the end of work that had a line before.
+    line now and then, and one at the end of work that had a line before. Work inside other work
+    shows how far that is, too.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Work:
         self.bar = _work and sys.stderr is not None and sys.stderr.isatty()
         self.log = _work and sys.stdout is not None and not sys.stdout.isatty()
         if self.bar:
+            _bars.append(self)
             self._draw()
 
     def done(self, count: int, note: str = "") -> None:
@@ -80,7 +84,10 @@ class Work:
     def close(self) -> None:
         """The work has ended, or is broken off."""
         if self.bar:
+            _bars.remove(self)
             _clear()
+            if _bars:
+                _bars[-1]._draw()
         if self.log and self.patience == self.later and self.last != self.count:
             self._log()
         self.bar = self.log = False
@@ -98,7 +105,8 @@ class Work:
     def _draw(self) -> None:
         full = BAR_WIDTH * self.count // max(self.total, 1)
         bar = "━" * full + "╌" * (BAR_WIDTH - full)
-        words = [f"{self.what} {bar} {self.count:,}/{self.total:,}", *self.pace()]
+        around = [f"{x.what} {x.count:,}/{x.total:,}" for x in _bars[: _bars.index(self)][-1:]]
+        words = [*around, f"{self.what} {bar} {self.count:,}/{self.total:,}", *self.pace()]
         line = "  ".join(words)[: shutil.get_terminal_size().columns - 1]
         print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
 

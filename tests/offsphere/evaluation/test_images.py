@@ -46,6 +46,21 @@ def test_a_probe_on_direction_and_norm_sees_both(measured, how):
         assert metrics[f"test/{layer}_polar"] > 0.95
 
 
+@pytest.mark.parametrize(("layer", "pieces"), [("backbone", 7), ("embedding", 8), ("all", 14)])
+def test_the_whole_of_the_work_is_announced(measured, monkeypatch, layer, pieces):
+    """Neighbours (2 and 3), three probes and the confidence of each layer, and the clusters."""
+    counts = []
+
+    class Seen(evaluate.Work):
+        def done(self, count: int, note: str = "") -> None:
+            counts.append((count, self.total))
+            super().done(count, note)
+
+    monkeypatch.setattr(evaluate, "Work", Seen)
+    measured[1](layer=layer)
+    assert counts == [(piece, pieces) for piece in range(1, pieces + 1)]
+
+
 def test_sgd_probes_raw_vectors_as_they_are(measured):
     """The third class has the second's directions, nine times as long."""
     metrics = measured[1](probe="sgd_momentum")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 
 import pytest
+import torch
 
+from offsphere.evaluation.geometry import top_items
+from offsphere.evaluation.linear_probe import linear_probe, sgd_probe
 from offsphere.run import progress
 from offsphere.run.progress import Work, clock, say, speaking, track
 
@@ -90,6 +93,52 @@ def test_a_bar_on_a_terminal(time, capsys, monkeypatch):
         "training ╌╌╌╌ 0/4",
         "training ━╌╌╌ 1/4  4 samples/s  0:06 left  loss 3.2",
         "",
+    ]
+
+
+def test_a_bar_inside_another(time, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(progress, "BAR_WIDTH", 4)
+    with speaking():
+        outer = Work("measuring", 14, unit="pieces")
+        outer.done(7)  # too soon to be drawn
+        for _ in track(range(2), 2, "linear probe"):
+            time.now += 2.0
+        outer.close()
+    assert capsys.readouterr().err.split("\r\x1b[2K") == [
+        "",
+        "measuring ╌╌╌╌ 0/14",
+        "measuring 7/14  linear probe ╌╌╌╌ 0/2",
+        "measuring 7/14  linear probe ━━╌╌ 1/2  0:02 left",
+        "measuring 7/14  linear probe ━━━━ 2/2",
+        "",
+        "measuring ━━╌╌ 7/14  0:04 left",
+        "",
+    ]
+
+
+def test_neighbours_and_probes_tell_how_far_they_are(time, capsys, monkeypatch):
+    """Each tile, epoch and weight decay takes ten seconds here."""
+    draw = torch.Generator().manual_seed(0)
+    x, labels = torch.randn(60, 4, generator=draw), torch.arange(60) % 2
+    done = Work.done
+
+    def slowly(self, count: int, note: str = "") -> None:
+        time.now += 10
+        done(self, count, note)
+
+    monkeypatch.setattr(Work, "done", slowly)
+    with speaking():
+        top_items(x, x, 3, query_tile=30)
+        sgd_probe(x, labels, x, labels, epochs=3)
+        linear_probe(x, labels, x, labels, weight_decays=(0.1, 0.01))
+    told = capsys.readouterr().out.splitlines()
+    assert told[:2] == ["neighbours: 1 of 2 tiles, 0:10 left", "neighbours: 2 of 2 tiles"]
+    assert told[2:4] == ["linear probe: 1 of 3 epochs, 0:20 left", "linear probe: 3 of 3 epochs"]
+    assert told[4:] == [
+        "linear probe: 1 of 2 weight decays, 0:10 left",
+        "linear probe: 2 of 2 weight decays",
     ]
 
 
