@@ -37,13 +37,13 @@ class Stopped(Exception):
 def one_line_errors(name: str, if_interrupted: str) -> Iterator[None]:
     """What goes wrong inside ends in one line and an exit code, without a traceback.
 
-    That is a user's mistake, an early stop, too little memory, Ctrl-C, and a reader of the output
-    that has gone (`| head`), about whom nothing is said.
+    That is a user's mistake, an early stop, too little memory, Ctrl-C, SIGTERM, and a reader of the
+    output that has gone (`| head`), about whom nothing is said.
     """
     lost = None
     try:
         try:
-            with loss_in_words():
+            with _terminated_as_interrupted(), loss_in_words():
                 yield
         finally:
             lost = _flush()  # a reader that has gone is met here, not at the interpreter's end
@@ -58,7 +58,9 @@ def one_line_errors(name: str, if_interrupted: str) -> Iterator[None]:
             _end(f"{name}: error: {error}", 1)
         lost = error
     except KeyboardInterrupt:
-        _end(f"{name}: interrupted. {if_interrupted}", 130)
+        if is_first_process():  # a launcher ends the other ranks, which have nothing to add
+            _end(f"{name}: interrupted. {if_interrupted}", 130)
+        raise SystemExit(130) from None
     except SystemExit:
         if not lost:
             raise
@@ -66,6 +68,30 @@ def one_line_errors(name: str, if_interrupted: str) -> Iterator[None]:
         raise SystemExit(NOBODY_LISTENS)
     if lost:
         _end(f"{name}: error: what was printed could not be written: {lost}", 1)
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM, which would end the process on the spot, is Ctrl-C inside: nothing half-written is
+    left, and a line is said. A process forked meanwhile still ends on the spot.
+    """
+    own = os.getpid()
+
+    def interrupt(number: int, _frame: object) -> None:
+        if os.getpid() != own:
+            os._exit(128 + number)
+        raise KeyboardInterrupt
+
+    taken = False
+    with suppress(ValueError):  # not the main thread: signals belong to somebody else
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, interrupt)
+            taken = True
+    try:
+        yield
+    finally:
+        if taken:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class LostWorker(OSError):

@@ -92,65 +92,65 @@ def fit(
     loader = _loader(batches, start, total, settings, own, pin_memory=device.type == "cuda")
     eval_steps = max(1, settings.eval_every // settings.batch_size) if settings.eval_every else 0
     pieces: Any = {"unit": "steps", "start": start, "per_piece": settings.batch_size}
-    with (
-        stop_signals() as stops,
-        closing(Work("training", total, **pieces)) as work,
-        open_loggers(settings, folder, start) if first else nullcontext(lambda _: None) as log,
-    ):
-        for step, batch in enumerate(loader, start):
-            set_rate(optimizers, rate(step, total, settings.warmup))
-            if isinstance(batch, Exception):
-                raise batch
-            already = ranks.payload
-            try:
-                result = _differentiated(method, _to(batch, device), step, settings, ranks)
-            except NonFinite as error:
-                raise _diverged(step, str(error), settings) from None
-            last = step + 1 == total
-            logs = step % settings.log_every == 0 or last
-            if logs or device.type == "cpu":
-                _check_finite(result, step, settings)
-            norm = _gradient_norm(method, settings.clip)
-            if settings.clip:
-                facts["clipped"] += int(norm > settings.clip)
-            row: dict[str, Any] = {}
-            if logs:  # before the step: temperature and exponents are those of this loss
-                row = _row(result, method, norm, optimizers[0], facts["clipped"] / (step + 1))
-                if ranks.count > 1:
-                    row |= {"train/ranks": ranks.count, "train/payload": ranks.payload - already}
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-            method.after_step((step + 1) / total)
+    loggers = open_loggers(settings, folder, start) if first else nullcontext(lambda _: None)
+    with loggers as log:
+        with stop_signals() as stops, closing(Work("training", total, **pieces)) as work:
+            for step, batch in enumerate(loader, start):
+                set_rate(optimizers, rate(step, total, settings.warmup))
+                if isinstance(batch, Exception):
+                    raise batch
+                already = ranks.payload
+                try:
+                    result = _differentiated(method, _to(batch, device), step, settings, ranks)
+                except NonFinite as error:
+                    raise _diverged(step, str(error), settings) from None
+                last = step + 1 == total
+                logs = step % settings.log_every == 0 or last
+                if logs or device.type == "cpu":
+                    _check_finite(result, step, settings)
+                norm = _gradient_norm(method, settings.clip)
+                if settings.clip:
+                    facts["clipped"] += int(norm > settings.clip)
+                row: dict[str, Any] = {}
+                if logs:  # before the step: temperature and exponents are those of this loss
+                    row = _row(result, method, norm, optimizers[0], facts["clipped"] / (step + 1))
+                    if ranks.count > 1:
+                        row |= {
+                            "train/ranks": ranks.count,
+                            "train/payload": ranks.payload - already,
+                        }
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                method.after_step((step + 1) / total)
 
-            if eval_steps and (step + 1) % eval_steps == 0 and not last:
-                row |= ranks.on_first(experiment.evaluate)
-                row |= {} if best is None else best.look(step + 1)
-            if row and first:
-                row = {
-                    "step": step,
-                    "samples": (step + 1) * settings.batch_size,
-                    "epoch": (step + 1) * settings.batch_size / population,
-                    **row,
-                }
-                folder.log_step(row)
-                log(row)
-            work.done(step + 1, _loss_and_norm(row))
+                if eval_steps and (step + 1) % eval_steps == 0 and not last:
+                    row |= ranks.on_first(experiment.evaluate)
+                    row |= {} if best is None else best.look(step + 1)
+                if row and first:
+                    row = {
+                        "step": step,
+                        "samples": (step + 1) * settings.batch_size,
+                        "epoch": (step + 1) * settings.batch_size / population,
+                        **row,
+                    }
+                    folder.log_step(row)
+                    log(row)
+                work.done(step + 1, _loss_and_norm(row))
+                if ranks.anyone(bool(stops)):
+                    checkpoint(step + 1)
+                    raise _interrupted(stops, step + 1, total)
+                if (step + 1) % settings.checkpoint_every == 0 and not last:
+                    checkpoint(step + 1)
+            _check_weights(method, total, settings)
+            work.close()
+            say("Measuring the trained model.")
+            if best is not None:
+                best.look(total)
+            checkpoint(total)
             if ranks.anyone(bool(stops)):
-                checkpoint(step + 1)
-                cause = stops[0] if stops else "a signal to another rank"
-                raise Interrupted(
-                    f"stopped by {cause} after step {step + 1} of {total}. The checkpoint is "
-                    "written: the same command resumes from there."
-                )
-            if (step + 1) % settings.checkpoint_every == 0 and not last:
-                checkpoint(step + 1)
-        _check_weights(method, total, settings)
-        work.close()
-        say("Measuring the trained model.")
-        if best is not None:
-            best.look(total)
-        checkpoint(total)
+                raise _interrupted(stops, total, total)
+        # From here on a signal ends the run at once, which loses no training.
         kept = {} if best is None else best.restore()
         metrics = ranks.on_first(lambda: _final(folder, facts) | kept | experiment.evaluate())
         log({"step": total - 1, **metrics})
@@ -321,6 +321,14 @@ def _restore(
             f"The checkpoint does not belong to this method ({reason}). Another version may have "
             "written it: --no-resume moves the run aside and starts anew."
         ) from error
+
+
+def _interrupted(stops: list[str], steps: int, total: int) -> Interrupted:
+    cause = stops[0] if stops else "a signal to another rank"
+    return Interrupted(
+        f"stopped by {cause} after step {steps} of {total}. The checkpoint is written: the same "
+        "command resumes from there."
+    )
 
 
 def _gradient_norm(method: nn.Module, clip: float) -> Tensor:

@@ -27,7 +27,7 @@ from offsphere.training.experiment import Experiment
 from offsphere.training.loop import Diverged, Interrupted, fit
 from offsphere.training.ranks import Ranks, Tensors, connected
 from offsphere.training.settings import TrainSettings, steps_of
-from offsphere.training.telemetry import plot_run
+from offsphere.training.telemetry import check_loggers, plot_run
 
 SettingsT = TypeVar("SettingsT", bound=TrainSettings)
 
@@ -61,6 +61,7 @@ def train_run(
                 _record_data(make(settings, folder, handed), settings, folder)
             return ended
         try:
+            check_loggers(settings)
             experiment = make(settings, folder, handed)
             ranks.on_first(lambda: _record_data(experiment, settings, folder))
             steps_of(settings, experiment.population)
@@ -70,7 +71,7 @@ def train_run(
                     "--keep=best needs validation data, and this run has none: use data with a "
                     "validation part (streamed shards have none), or --keep=last."
                 )
-        except (ValueError, OSError):  # a faulty path or setting: nothing has begun
+        except (ValueError, OSError, KeyboardInterrupt):  # nothing has begun
             if ranks.first:
                 folder.discard()
             raise

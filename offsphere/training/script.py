@@ -34,7 +34,8 @@ def main(
 ) -> None:
     """Flags in, a table out; a user's mistake ends in one line and a non-zero exit code."""
     script = Path(sys.argv[0]).stem
-    with one_line_errors(script, "The same command resumes from the last checkpoint."):
+    remedy = "The same command resumes from the last checkpoint; before the first it starts anew."
+    with one_line_errors(script, remedy):
         settings = parse(config_class, description=description)
         folder = run_path(settings, script=script, out=settings.out, study=settings.study)
         with speaking(work=settings.progress):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,12 +70,20 @@ def telemetry(
     return {f"train/{name}": value for name, value in numbers.items()}
 
 
+def check_loggers(settings: TrainSettings) -> None:
+    """Refuse a logger that is not installed."""
+    for name in settings.loggers:
+        if find_spec(name) is None:
+            raise ValueError(f"--loggers={name} needs the extra: pip install -e '.[loggers]'.")
+
+
 @contextmanager
 def open_loggers(settings: TrainSettings, folder: RunFolder, start: int = 0) -> Iterator[Log]:
     """One function that hands each row of telemetry to every logger asked for.
 
     A resumed run starts again at `start`: what was logged after it is superseded.
     """
+    check_loggers(settings)
     openers = {"tensorboard": _tensorboard, "wandb": _wandb}
     with ExitStack() as stack:
         opened = (openers[name](settings, folder, start) for name in settings.loggers)
@@ -89,10 +98,8 @@ def open_loggers(settings: TrainSettings, folder: RunFolder, start: int = 0) -> 
 
 @contextmanager
 def _tensorboard(_settings: TrainSettings, folder: RunFolder, start: int) -> Iterator[Log]:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise _missing("tensorboard") from None
+    from torch.utils.tensorboard import SummaryWriter
+
     purge_step = start if start else None
     with SummaryWriter(str(folder.path / "tensorboard"), purge_step=purge_step) as writer:
 
@@ -106,20 +113,14 @@ def _tensorboard(_settings: TrainSettings, folder: RunFolder, start: int) -> Ite
 
 @contextmanager
 def _wandb(settings: TrainSettings, folder: RunFolder, _start: int) -> Iterator[Log]:
-    try:
-        import wandb  # pyright: ignore
-    except ImportError:
-        raise _missing("wandb") from None
+    import wandb  # pyright: ignore
+
     # The id is the folder's name, so that a resumed run continues the same W&B run.
     name = folder.path.name
     with wandb.init(
         project="offsphere", id=name, name=name, config=to_dict(settings), resume="allow"
     ) as run:
         yield lambda row: run.log(row, step=row["step"])
-
-
-def _missing(name: str) -> ValueError:
-    return ValueError(f"--loggers={name} needs the extra: pip install -e '.[loggers]'.")
 
 
 def plot_run(folder: RunFolder, metrics: Mapping[str, Any] | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from offsphere.run.command import (
     one_line_errors,
     typed,
 )
+from offsphere.run.files import atomic_write
 
 ROOT = Path(__file__).parents[3]
 KILLED = """
@@ -57,6 +59,28 @@ def test_one_line(error, line, code, capsys):
     said = capsys.readouterr().err
     assert said.startswith(line)
     assert said.count("\n") == 1
+
+
+def test_a_termination_ends_in_one_line_and_takes_back_what_is_half_written(tmp_path, capsys):
+    with pytest.raises(SystemExit) as end, one_line_errors("name", "Nothing was written."):
+        atomic_write(tmp_path / "file", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    assert (end.value.code, list(tmp_path.iterdir())) == (130, [])
+    assert capsys.readouterr().err == "name: interrupted. Nothing was written.\n"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_termination_of_a_forked_process_or_another_rank_is_silent(capfd, monkeypatch):
+    with one_line_errors("name", ""):
+        child = os.fork()
+        if not child:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + signal.SIGTERM
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit) as end, one_line_errors("name", ""):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert end.value.code == 130
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_defect_keeps_its_traceback():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from offsphere.objective import Objective
 from offsphere.run.record import RunFolder, open_run
 from offsphere.training.checkpoint import load_checkpoint, save_checkpoint
 from offsphere.training.experiment import Experiment, Method, Step
-from offsphere.training.loop import _restore, fit
+from offsphere.training.loop import Interrupted, _restore, fit
 from offsphere.training.run import read_weights, train_run
 from offsphere.training.settings import TrainSettings
 from offsphere.training.streams import stream
@@ -150,6 +151,43 @@ def test_a_run_cut_at_any_step_keeps_the_same_weights(planted, tmp_path: Path):
     metrics, method, _ = trained(tmp_path / "cut", validate, keep="best")
     assert metrics == expected
     assert same(method.state_dict(), weights)
+
+
+def test_a_signal_after_the_last_step_is_obeyed_and_costs_no_training(planted, tmp_path: Path):
+    """While the weights are chosen it waits for the checkpoint, while they are measured it does
+    not wait; either way the same command has only to measure."""
+    validate, _, _ = planted
+    expected, _, whole = trained(tmp_path / "whole", validate, keep="best")
+    asked = []
+
+    def interrupting(method: Method) -> float:
+        asked.append(1)
+        if len(asked) == STEPS // 2:
+            signal.raise_signal(signal.SIGTERM)
+        return validate(method)
+
+    with pytest.raises(Interrupted, match=f"stopped by SIGTERM after step {STEPS} of {STEPS}"):
+        trained(tmp_path / "cut", interrupting, keep="best")
+    method, options = Line(), settings(tmp_path / "cut", eval_every=2 * BATCH, keep="best")
+
+    def evaluate() -> dict[str, float]:
+        signal.raise_signal(signal.SIGINT)
+        return {}
+
+    experiment = given(method, Batches(without=0), 64, evaluate, lambda: validate(method))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with (
+            open_run(options, script="line", out=options.out) as folder,
+            pytest.raises(KeyboardInterrupt),
+        ):
+            fit(experiment, options, folder)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    metrics, _, cut = trained(tmp_path / "cut", validate, without=0, keep="best")
+    assert metrics == expected
+    states = [load_checkpoint(folder.checkpoint) for folder in (whole, cut)]
+    assert all(state is not None and state["step"] == STEPS for state in states)
 
 
 def test_the_last_weights_are_kept_by_default(planted, tmp_path: Path):
