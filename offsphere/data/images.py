@@ -238,7 +238,9 @@ class ImageSplits(Splits):
     def in_words(self, measured: str) -> str:
         """The data in one line; `measured` is the name of the split that is measured."""
         train, test = self.train, self.test
-        classes = f"{len(train.classes):,} classes" if is_labelled(train) else "without classes"
+        present, every = len(train.labels.unique()), len(train.classes)
+        classes = f"{every:,} classes" if present == every else f"{present:,} of {every:,} classes"
+        classes = classes if is_labelled(train) else "without classes"
         return (
             f"Data: {train.name}: {len(train):,} images to train on, {len(test):,} to measure on "
             f"({measured}), {classes}, {train.image_size} x {train.image_size} "

@@ -176,10 +176,13 @@ def list_files(folder: Path, files: Iterable[Path], bad: BadSamples) -> tuple[Li
 def pictures_below(folder: Path, bad: BadSamples, *, deep: bool = True) -> list[Path]:
     """The pictures in a folder and, if `deep`, in those below it, linked ones too, in sorted order.
 
-    A folder that cannot be read, and what looks like a picture and is not read, is reported.
+    A folder that cannot be read, and what looks like a picture and is not read, is reported. Hidden
+    files and folders (.thumbnails, and the ._ files that macOS leaves on other disks) are passed
+    over.
     """
     found: list[Path] = []
-    waiting: list[tuple[Path, frozenset[str]]] = [(folder, frozenset())]
+    around = frozenset(map(str, Path(os.path.realpath(folder)).parents))
+    waiting: list[tuple[Path, frozenset[str]]] = [(folder, around)]
     while waiting:
         here, above = waiting.pop()
         place = os.path.realpath(here)
@@ -192,6 +195,8 @@ def pictures_below(folder: Path, bad: BadSamples, *, deep: bool = True) -> list[
             bad.add(f"The folder {here} cannot be read: {error.strerror}.", GO_ON)
             continue
         for entry in entries:
+            if entry.name.startswith("."):
+                continue
             path, suffix = here / entry.name, Path(entry.name).suffix[1:].lower()
             is_folder = _is_folder(entry)
             if is_folder and suffix in PICTURE_SUFFIXES:
@@ -363,10 +368,15 @@ def to_pixels(picture: Image) -> UInt8[Tensor, "3 h w"]:
 def _to_rgb(picture: Image) -> Image:
     if picture.mode == "RGB":
         return picture
+    if picture.mode == "F":
+        raise ValueError("its pixels are fractions of an unknown range, convert it to 8 bits")
     if picture.mode.startswith("I"):
         from PIL import Image
 
-        picture = Image.fromarray((np.asarray(picture) // 256).astype(np.uint8))
+        values = np.asarray(picture)
+        if values.min() < 0 or values.max() > 65535:
+            raise ValueError("its pixels do not fit into 16 bits, convert it to 8 or 16 bits")
+        picture = Image.fromarray((values // 256).astype(np.uint8))
     if "A" in picture.mode.upper() or "transparency" in picture.info:
         return on_white(picture)
     return picture.convert("RGB")

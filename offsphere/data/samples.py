@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from offsphere.data.bad import READ_REST, BadSamples
-from offsphere.data.pictures import Listing, list_files, load_pictures, pictures_below, relative
+from offsphere.data.pictures import (
+    PICTURE_SUFFIXES,
+    Listing,
+    list_files,
+    load_pictures,
+    pictures_below,
+    relative,
+)
 from offsphere.data.shards import (
     IMAGE_SUFFIXES,
     Member,
@@ -236,7 +243,8 @@ def _class_folders(
 ) -> tuple[tuple[str, ...], list[tuple[Path, int]]]:
     """Class names over all parts, and each picture with its label, in sorted order."""
     # Pictures without class folders are one class, which has no name.
-    names = sorted({d.name for part in parts for d in part.iterdir() if d.is_dir()}) or [""]
+    folders = (d for part in parts for d in part.iterdir() if d.is_dir())
+    names = sorted({d.name for d in folders if not d.name.startswith(".")}) or [""]
     pictures = []
     for part in parts:
         for label, name in enumerate(names):
@@ -244,6 +252,9 @@ def _class_folders(
                 pictures += [(file, label) for file in pictures_below(part / name, bad)]
         for file in pictures_below(part, bad, deep=False) if names != [""] else ():
             bad.add(f"{file} lies outside the class folders ({', '.join(names[:3])}, ...).")
+    if not pictures:
+        looked = ", ".join(map(str, parts))
+        raise ValueError(f"No pictures in {looked}: expected {', '.join(PICTURE_SUFFIXES)} files.")
     return tuple(names), pictures
 
 

@@ -24,7 +24,7 @@ from offsphere.data import emoji as emoji_module
 from offsphere.data import images as images_module
 from offsphere.data import pictures as pictures_module
 from offsphere.data.emoji import emoji_pictures, load_emoji
-from offsphere.data.images import Images, load_images
+from offsphere.data.images import Images, ImageSplits, load_images
 from offsphere.data.pictures import decode, resize_square
 from offsphere.data.shards import ShardFacts, checksum, shard_paths, write_manifest
 from offsphere.data.splits import SPLITS, in_validation, split_of
@@ -279,11 +279,38 @@ def test_linked_folders_are_followed_and_loops_are_not(tmp_path: Path) -> None:
     write_folder(tmp_path / "elsewhere", ("c",), 5)
     (tmp_path / "f" / "a" / "linked").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "f" / "a" / "loop").symlink_to(tmp_path / "f" / "a")
+    (tmp_path / "f" / "a" / "up").symlink_to(tmp_path / "f")
     (tmp_path / "f" / "b" / "itself").symlink_to(tmp_path / "f" / "b" / "itself")
     (tmp_path / "f" / "b" / "notes.txt").write_text("no picture")
     images = load_images(f"folder:{tmp_path}/f", split="all")
     assert torch.bincount(images.labels).tolist() == [9, 4]
     assert not images.skipped
+
+
+@pytest.mark.parametrize("classes", [("a", "b"), ()])
+def test_what_is_hidden_in_a_folder_is_passed_over(classes: tuple, tmp_path: Path) -> None:
+    """A .thumbnails is no class, nor does a .git turn pictures without classes into strays."""
+    for name in classes or ("",):
+        write_folder(tmp_path / "f", (name,), 6)
+    write_folder(tmp_path / "f", (".thumbnails",), 3)
+    inside = tmp_path / "f" / "".join(classes[:1])
+    (inside / "._000.png").write_bytes(b"of macOS")
+    images = load_images(f"folder:{tmp_path}/f", split="all")
+    assert (len(images), images.classes) == ((12, ("a", "b")) if classes else (6, ("",)))
+
+
+def test_a_folder_without_pictures_says_what_was_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "notes.txt").write_text("hello")
+    with pytest.raises(ValueError, match=f"No pictures in {tmp_path}: expected jpg, jpeg, .*png"):
+        load_images(f"folder:{tmp_path}", split="train")
+
+
+def test_the_data_tell_how_many_classes_have_pictures(tmp_path: Path) -> None:
+    write_folder(tmp_path, ("a", "c"), 20)
+    (tmp_path / "b").mkdir()
+    train, test = (load_images(f"folder:{tmp_path}", split=x) for x in ("train", "test"))
+    assert ", 2 of 3 classes, 8 x 8 pixels." in ImageSplits(train, test).told("test")
 
 
 def test_corrupt_picture_in_a_folder_is_named_or_skipped(tmp_path: Path) -> None:
@@ -640,3 +667,18 @@ def test_decode_makes_every_mode_rgb(mode: str, colour: object, rgb: tuple[int, 
     pixels = decode(buffer.getvalue())
     assert pixels.shape == (3, 3, 2)
     assert pixels[:, 1, 1].tolist() == list(rgb)
+
+
+@pytest.mark.parametrize(
+    ("mode", "colour", "message"),
+    [
+        ("F", 0.5, "its pixels are fractions of an unknown range, convert it to 8 bits"),
+        ("I", 65_536, "its pixels do not fit into 16 bits, convert it to 8 or 16 bits"),
+        ("I", -1, "its pixels do not fit into 16 bits"),
+    ],
+)
+def test_numbers_whose_white_is_unknown_are_refused(mode: str, colour: float, message: str) -> None:
+    buffer = io.BytesIO()
+    Image.new(mode, (2, 3), colour).save(buffer, "tiff")
+    with pytest.raises(ValueError, match=message):
+        decode(buffer.getvalue())
