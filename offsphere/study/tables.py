@@ -25,13 +25,15 @@ def write_runs_of(folder: Path, runs: Sequence[Run]) -> None:
 
 
 def append_run(run: Run, runs: Sequence[Run]) -> None:
-    """Add a run that has ended to runs.csv.
+    """Add a run that has ended to runs.csv; one that was stopped before it began has no row.
 
     Reading all run folders again for every run would take longer and longer. What was added in the
     order of the clock is put in the order of the plan by `write_runs_of`, at the stage's end.
     """
     from offsphere.analysis.tables import append_rows, run_row
 
+    if not (run.path / "config.yaml").exists():
+        return
     row, folder = run_row(run.path), run.path.parent
     if not append_rows([row | labels for labels in run.labels], folder / RUNS):
         write_runs_of(folder, runs)

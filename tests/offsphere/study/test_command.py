@@ -16,7 +16,9 @@ from safetensors.numpy import save_file
 
 from offsphere.analysis.tables import curves_table, examples_table, read_runs
 from offsphere.run.record import RunFolder
+from offsphere.study import command
 from offsphere.study.command import study_command
+from offsphere.study.execution import OUTPUT, Ended
 from offsphere.study.forecast import Guess, guess_of
 from vision.train_simclr import Config as SimClr
 
@@ -379,3 +381,33 @@ def test_a_stopped_study_says_how_to_go_on_and_does(launch, tmp_path: Path):
     code, output, _ = launch.run("example.yaml", "--workers=2", "--out=here")
     assert code == 0
     assert "example: 6 runs, 6 finished, 0 failed." in output
+
+
+def test_a_study_stopped_before_a_run_began_says_how_to_go_on(study, monkeypatch):
+    """The run's folder has what it printed, but no settings yet."""
+
+    class Killed:
+        slots = 1
+
+        def start(self, run):
+            run.path.mkdir(parents=True)
+            (run.path / OUTPUT).touch()
+            self.run = run
+            signal.raise_signal(signal.SIGTERM)
+
+        def wait(self, _seconds):
+            return [Ended(self.run, "its process was killed by SIGTERM")]
+
+        def stop(self):
+            pass
+
+        close = stop
+
+    monkeypatch.setattr(command, "_engine", lambda *_: Killed())
+    code, output, errors = study(SMALL)
+    assert code == 130
+    assert "cut: its process was killed by SIGTERM" in output
+    assert errors == (
+        "Stopped; runs that were at work are cut. To resume: offsphere study example.yaml\n"
+    )
+    assert not Path("results/example/runs.csv").exists()
