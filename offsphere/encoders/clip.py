@@ -124,9 +124,13 @@ class ClipTowers(nn.Module):
 
     def trim(self, tokens: Int[Tensor, "n c"]) -> Int[Tensor, "n l"]:
         """Tokens up to the last end token of any row, where the tower cannot see what follows."""
-        if not _sees_only_the_past(getattr(self.model, "text", self.model)):
+        text = getattr(self.model, "text", self.model)
+        if not _sees_only_the_past(text):
             return tokens
-        return tokens[:, : int(tokens.argmax(1).max()) + 1]
+        pool, end = _pooling(text)
+        # CLIP's own end token is the highest number of its vocabulary; others tell theirs.
+        ends = tokens if pool == "argmax" else (tokens == end).int()
+        return tokens[:, : int(ends.argmax(1).max()) + 1]
 
     def tokenize(self, texts: Sequence[str]) -> Int[Tensor, "n c"]:
         """The tokens of texts, in open_clip's own tokenizer."""
@@ -239,13 +243,18 @@ def quiet_open_clip() -> Iterator[None]:
 
 def _sees_only_the_past(text: nn.Module) -> bool:
     """Whether a text tower is causal and pooled at the end token."""
-    pool = getattr(text, "text_pool_type", getattr(text, "pool_type", None))
     return (
-        pool in CAUSAL_POOLS
+        _pooling(text)[0] in CAUSAL_POOLS
         and isinstance(getattr(text, "attn_mask", None), Tensor)
         and getattr(text, "cls_emb", None) is None
         and not getattr(text, "use_pad_mask", False)
     )
+
+
+def _pooling(text: Any) -> tuple[str, int | None]:
+    """How a text tower pools, and its end token; CLIP itself has other names for them."""
+    pool = getattr(text, "text_pool_type", getattr(text, "pool_type", ""))
+    return pool, getattr(text, "text_eos_id", getattr(text, "eos_id", None))
 
 
 def _encode_cut_text(text: Any, tokens: Int[Tensor, "n l"]) -> Float[Tensor, "n d"]:
@@ -255,8 +264,7 @@ def _encode_cut_text(text: Any, tokens: Int[Tensor, "n l"]) -> Float[Tensor, "n 
     length, dtype = tokens.shape[1], text.transformer.get_cast_dtype()
     x = text.token_embedding(tokens).to(dtype) + text.positional_embedding[:length].to(dtype)
     x = text.ln_final(text.transformer(x, attn_mask=text.attn_mask[:length, :length]))
-    pool = getattr(text, "text_pool_type", getattr(text, "pool_type", "argmax"))
-    end = getattr(text, "text_eos_id", getattr(text, "eos_id", None))
+    pool, end = _pooling(text)
     x = text_global_pool(x, tokens, pool, eos_token_id=end)
     projection = text.text_projection
     if projection is None:

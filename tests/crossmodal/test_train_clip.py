@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -157,6 +158,23 @@ def test_trimmed_texts_give_the_same_embeddings(model):
     tokens = towers.tokenize(["a dog", "two birds on a very long branch in the rain", "x"])
     short = towers.trim(tokens)
     assert short.shape[1] == 12 < tokens.shape[1]
+    with torch.no_grad():
+        expected = towers.model.encode_text(tokens)
+        torch.testing.assert_close(towers.encode_text(short), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_texts_are_trimmed_behind_the_end_token_that_the_tower_pools_at(tmp_path):
+    """MetaCLIP 2: its end token is 2, so the highest number of a row is some word before it."""
+    config = json.loads((MODELS / "tiny.json").read_text())
+    config["text_cfg"] |= {"context_length": 8, "pool_type": "eos", "eos_id": 2}
+    (tmp_path / "tiny_with_end.json").write_text(json.dumps(config))
+    torch.manual_seed(0)
+    towers = clip_towers(str(tmp_path / "tiny_with_end.json")).double().eval()
+    tokens = torch.tensor(
+        [[0, 900, 8, 9, 2, 1, 1, 1], [0, 7, 2, 1, 1, 1, 1, 1], [0, 50, 2, 1, 1, 1, 1, 1]]
+    )
+    short = towers.trim(tokens)
+    assert torch.equal(short, tokens[:, :5])
     with torch.no_grad():
         expected = towers.model.encode_text(tokens)
         torch.testing.assert_close(towers.encode_text(short), expected, rtol=1e-9, atol=1e-12)
