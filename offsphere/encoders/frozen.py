@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from offsphere.encoders.clip import FrozenTower, clip_towers
+from offsphere.encoders.images import output_width
 from offsphere.encoders.weights import read_tensors, why
 
 # The lite models were trained on (pixel - 127) / 128.
@@ -75,9 +76,16 @@ def _timm(name: str, model: str, weights: str | None, image_size: int | None) ->
         if not Path(weights).is_file():
             raise FileNotFoundError(f"{name}: there is no file {weights}.")
         overlay = {"file": weights}
+    published = timm.get_pretrained_cfg(model)
+    # A transformer's position embeddings have one size; the others take any picture.
+    fixed = image_size is not None and published is not None and published.fixed_input_size
     try:
         backbone = timm.create_model(
-            model, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay
+            model,
+            pretrained=True,
+            num_classes=0,
+            pretrained_cfg_overlay=overlay,
+            **({"img_size": image_size} if fixed else {}),
         )
     except Exception as error:  # timm, the hub and urllib each raise their own
         raise ValueError(
@@ -85,11 +93,12 @@ def _timm(name: str, model: str, weights: str | None, image_size: int | None) ->
             f"local file: timm:{model}:FILE.safetensors"
         ) from error
     facts = resolve_model_data_config(backbone)
+    side = image_size or facts["input_size"][-1]
     return FrozenTower(
         backbone,
         name=name,
-        width=int(backbone.num_features),  # pyright: ignore
-        image_size=image_size or facts["input_size"][-1],
+        width=output_width(backbone, name, side),
+        image_size=side,
         mean=tuple(facts["mean"]),
         std=tuple(facts["std"]),
     )

@@ -86,7 +86,7 @@ def image_encoder(
     if image_size < 1:
         raise ValueError(f"image_size must be at least 1 pixel, got {image_size}.")
     trunk = build_backbone(backbone, image_size, stem, pretrained, norm, load=load_pretrained)
-    features_dim = _output_width(trunk, backbone, image_size)
+    features_dim = output_width(trunk, backbone, image_size)
     head = projector(
         features_dim,
         projector_hidden or features_dim,
@@ -319,7 +319,7 @@ def _check_no_batch_norm(backbone: nn.Module, name: str) -> None:
 
 
 @torch.no_grad()
-def _output_width(backbone: nn.Module, name: str, image_size: int) -> int:
+def output_width(backbone: nn.Module, name: str, image_size: int) -> int:
     """The number of features, found by encoding one blank image."""
     backbone.eval()
     try:
