@@ -14,6 +14,7 @@ from typing import Any
 import open_clip
 import torch
 from safetensors.torch import save_file
+from torch import nn
 from torchvision.transforms.v2.functional import to_pil_image
 
 from crossmodal.captions import Captioned
@@ -27,6 +28,7 @@ from offsphere.evaluation.geometry import top_items
 from offsphere.export.atlas import NEAR, Points, check_file, times_found, write_points
 from offsphere.export.card import Licence, model_card
 from offsphere.export.forms import check_packages, write_form
+from offsphere.objective import SIGLIP_BIAS
 from offsphere.run.files import whole_folder
 from offsphere.run.record import RunFolder, write_json
 from offsphere.run.scripts import Export
@@ -120,14 +122,17 @@ def _save(run: Path, trained: Trained, folder: Path) -> None:
     """The files that `local-dir:` names."""
     model = trained.towers.model
     state = load_checkpoint(run / "checkpoint")
-    log_scale = torch.tensor(-math.log(trained.settings.temperature))
-    if state is not None:
-        objective = {k: state["method"][f"objective.{k}"] for k in ("log_scale", "ratio")}
-        log_scale = objective["log_scale"] - torch.log(objective["ratio"])
-    with torch.no_grad():  # what open_clip multiplies cosines with
-        model.logit_scale.copy_(log_scale)  # pyright: ignore
     name = registered_name(trained.settings.model, MODELS)
     facts: dict[str, Any] = open_clip.get_model_config(name)  # pyright: ignore
+    log_scale, bias = torch.tensor(-math.log(trained.settings.temperature)), None
+    if state is not None:
+        log_scale, ratio = (state["method"][f"objective.{k}"] for k in ("log_scale", "ratio"))
+        log_scale, bias = log_scale - torch.log(ratio), state["method"].get("objective.bias")
+    with torch.no_grad():  # what open_clip multiplies cosines with
+        model.logit_scale.copy_(log_scale)  # pyright: ignore
+    if bias is not None:  # and what it adds to them, after the loss siglip
+        model.logit_bias = nn.Parameter(bias)
+        facts["init_logit_bias"] = SIGLIP_BIAS
     vision = {**facts["vision_cfg"], "image_size": trained.towers.image_size}
     preprocess = {
         "mean": list(trained.towers.mean),

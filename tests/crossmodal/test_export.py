@@ -13,13 +13,16 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 from clip_benchmark import cli
+from open_clip.loss import SigLipLoss
 from PIL import Image
 from torchvision.transforms.v2.functional import to_pil_image
 
 from crossmodal import benchmark
 from crossmodal.captions import load_captions
 from crossmodal.evaluate import embed
+from crossmodal.experiment import build_objective
 from crossmodal.export import CONFIG, WEIGHTS
+from crossmodal.settings import MODELS
 from crossmodal.subjects import load_run
 from crossmodal.train_clip import Config, run
 from offsphere import cli as offsphere_cli
@@ -48,6 +51,36 @@ def runs(table: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
             )
         )
     return {folder.name.split("-")[0]: folder for folder in (out / "train_clip").iterdir()}
+
+
+@pytest.mark.parametrize("model", ["tiny", "tiny_with_bias"])
+def test_a_siglip_run_takes_its_bias_along(model, table, tmp_path):
+    """open_clip's sigmoid loss of the exported model is the run's own."""
+    if model == "tiny_with_bias":
+        config = json.loads((MODELS / "tiny.json").read_text()) | {"init_logit_bias": -3.0}
+        model = str(tmp_path / "tiny_with_bias.json")
+        Path(model).write_text(json.dumps(config))
+    data = f"csv:{table}"
+    settings = Config(
+        loss="siglip", model=model, data=data, data_test=data, batch_size=12, samples=24, threads=1,
+        out=str(tmp_path),
+    )  # fmt: skip
+    run(settings)
+    (folder,) = (tmp_path / "train_clip").iterdir()
+    out = exported(folder, tmp_path / "clip")
+    peer = open_clip.create_model(f"local-dir:{out}").eval()
+    state = torch.load(folder / "checkpoint" / "last.pt", weights_only=True)["method"]
+    bias = state["objective.bias"].item()
+    assert abs(bias + 10) > 1e-4, "training moved it"
+    objective = build_objective(settings, 36)
+    kept = {k: x for k, x in state.items() if k.startswith("objective.")}
+    objective.load_state_dict({k.removeprefix("objective."): x for k, x in kept.items()})
+    image, text = torch.randn(2, 9, 128, generator=torch.Generator().manual_seed(0))
+    unit = torch.nn.functional.normalize(image), torch.nn.functional.normalize(text)
+    with torch.no_grad():
+        expected = objective.eval()(image, text)["contrastive"].item()
+        loss = SigLipLoss()(*unit, peer.logit_scale.exp(), peer.logit_bias).item()
+    assert loss == pytest.approx(expected, rel=1e-5)
 
 
 def test_open_clip_loads_the_same_towers_and_scale(runs, table, tmp_path):
