@@ -238,7 +238,7 @@ def show(config: Config, metrics: dict[str, Any]) -> None:
     def text(name: str | None, form: str) -> str:
         return form.format(metrics[name]) if name in metrics else ""
 
-    accuracy = Table("layer", "vectors", title=str(config.run or config.backbone))
+    accuracy = Table("layer", "vectors")
     for title in ("kNN", "probe"):
         accuracy.add_column(title, justify="right")
     for layer, vectors, knn, probe in FEATURES:
@@ -255,6 +255,7 @@ def show(config: Config, metrics: dict[str, Any]) -> None:
         if any(values):
             norms.add_row(title, *values)
     console = Console()
+    console.print(str(config.run or config.backbone), soft_wrap=True)
     console.print(accuracy, norms)
     if layer != "backbone":
         left, right = metrics["probe/exponents"]

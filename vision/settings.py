@@ -18,6 +18,8 @@ else:
 
 @dataclass(frozen=True)
 class SimclrSettings(ImageSettings):
+    GROUPS: ClassVar[Groups] = {"training": ((), ("view_norm",))}
+
     lr: float = 8e-3
     """Peak learning rate, before lr_rule; the best of four on validation data
     (configs/studies/default_rate.yaml)."""

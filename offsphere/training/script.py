@@ -14,6 +14,7 @@ from offsphere.data.needs import refuse_missing
 from offsphere.estimate import Estimate
 from offsphere.run.command import is_first_process, one_line_errors
 from offsphere.run.config import differing_flags, parse
+from offsphere.run.files import check_folder
 from offsphere.run.progress import say, speaking
 from offsphere.run.record import RunFolder, run_path
 from offsphere.training.settings import TrainSettings
@@ -37,6 +38,7 @@ def main(
     remedy = "The same command resumes from the last checkpoint; before the first it starts anew."
     with one_line_errors(script, remedy):
         settings = parse(config_class, description=description)
+        check_folder(settings.out)
         folder = run_path(settings, script=script, out=settings.out, study=settings.study)
         with speaking(work=settings.progress):
             flags = " ".join(differing_flags(settings))

@@ -28,7 +28,7 @@ class TrainSettings:
         "question": (
             ("cell", "temperature", "scale", "variance_weight"),
             ("eval_cell", "learnable_temperature", "batch_mean_norm", "exponent_lr", "variance_on",
-             "norm_penalty"),
+             "gor_weight", "norm_penalty", "negatives"),
         ),
         "training": (
             ("batch_size", "samples", "epochs", "lr", "seed"),
@@ -36,7 +36,7 @@ class TrainSettings:
              "sync_batch_norm"),
         ),
         "data": (("data_root",), ()),
-        "measuring": ((), ("eval_every", "log_every")),
+        "measuring": ((), ("eval_every", "keep", "log_every")),
         "machine": (
             ("out", "device", "devices", "workers", "resume"),
             ("study", "nodes", "threads", "precision", "loss_precision", "checkpoint_every",
@@ -130,7 +130,8 @@ class TrainSettings:
     loggers: tuple[Literal["tensorboard", "wandb"], ...] = unhashed(())
     """Further loggers beside steps.jsonl (extra `loggers`)."""
     progress: bool = unhashed(True)
-    """Show a progress bar on a terminal."""
+    """Show how far work has come: a bar on a terminal, a line now and then in a log; --no-progress
+    shows neither."""
 
     def __post_init__(self) -> None:
         canonical_data(self)

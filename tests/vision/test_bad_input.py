@@ -122,6 +122,11 @@ def test_the_edges_of_what_can_be():
         ("train_simclr", [f"--data=folder:{__file__}"], "read: it is a file, expected a folder"),
         ("train_simclr", ["--data=csv:/"], "csv:/ cannot be read: it is a folder, expected a file"),
         ("train_simclr", ["--data=cifar10", "--root=/nowhere"], "put cifar-10-batches-py/.*--down"),
+        (
+            "train_simclr",
+            [f"--out={__file__}"],
+            f"--out=.*: {__file__} is a file, expected a folder",
+        ),
         ("train_simclr", ["--batch-size=300"], r"--batch-size=300 is larger.*\(256 samples\)"),
         ("train_simclr", ["--samples=8"], "budget ends before the first step of 32 samples"),
         ("train_simclr", ["--backbone=resnet19"], "resnet19.*resnet1[08]"),

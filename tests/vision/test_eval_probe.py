@@ -241,11 +241,12 @@ def test_flags_that_do_not_fit(runs, monkeypatch, capsys):
 
 
 def test_the_tables(runs, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "80")
     folder = runs["train_moco"]
     monkeypatch.setattr(sys, "argv", ["eval_probe.py", f"--run={folder}", "--device=cpu"])
     eval_probe.main()
     said = capsys.readouterr().out
+    assert str(folder) in said.splitlines()  # whole, however long
     own = recorded(folder)
     for name in ("test/knn", "test/probe", "test/knn_embedding", "test/probe_embedding_raw"):
         assert f"{own[name]:.1%}" in said

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from offsphere.run.config import identity_settings, load_yaml, parse, settings_hash
+from offsphere.run.help import grouped
 from offsphere.training import images as experiment
 from offsphere.training.loop import build_optimizers, peak_lr
 from offsphere.training.streams import stream
@@ -134,3 +135,12 @@ def test_stem_and_jitter(name):
     views = experiment.make_views(config)
     assert views.jitter == pytest.approx(jitter)
     assert (views.jitter_prob, views.flip, views.grey) == (0.8, 0.5, 0.2)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_flag_stands_in_a_group_of_the_help(script):
+    """A flag that no group names would end up under "further", behind those of the machine."""
+    groups = grouped(SCRIPTS[script])
+    assert "further" not in groups
+    assert {"negatives", "gor_weight"} <= set(groups["question"][1])
+    assert "keep" in groups["measuring"][1]
