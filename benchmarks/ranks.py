@@ -159,7 +159,7 @@ def measured(lane: str, count: int, microbatch: int | None) -> list[dict[str, in
 
 def payload_formula(lane: str, weights: int, count: int, width: int = 128, sides: int = 2) -> int:
     """Bytes: a rank's rows of both sides, the gradients of all rows (MoCo's keys have none) and of
-    the weights, a length per side, and what the loss and the variance term sum over the ranks."""
+    the weights, and what the loss and the variance term sum over the ranks."""
     if count == 1:
         return 0
     rows, trained = -(-BATCH // count), 1 if lane == "train_moco" else 2
@@ -167,8 +167,7 @@ def payload_formula(lane: str, weights: int, count: int, width: int = 128, sides
     # variance term is one number, or two Gram matrices if a queue is longer than twice the width.
     loss = {"train_simclr": 2 * BATCH + 1, "train_clip": BATCH + 2}.get(lane, 2)
     variance = 2 * width**2 if lane == "train_moco" else 1
-    numbers = sides * rows * width + trained * count * rows * width + weights + loss + variance
-    return 4 * numbers + 8 * sides
+    return 4 * ((sides + trained * count) * rows * width + weights + loss + variance)
 
 
 def compare(lanes: list[str]) -> None:

@@ -55,6 +55,8 @@ def make_towers(encoder: TextEncoder | TopLayers, settings: TextSettings) -> nn.
 class DualEncoder(Method):
     """Queries are left and documents right; hard negatives are documents too."""
 
+    ragged = ("hard",)
+
     def __init__(self, towers: nn.ModuleList, objective: Objective, settings: TextSettings) -> None:
         super().__init__()
         self.towers, self.objective, self.settings = towers, objective, settings

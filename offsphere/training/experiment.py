@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -32,6 +32,8 @@ class Method(nn.Module):
     """
 
     objective: Objective
+    ragged: Collection[str] = ()
+    """Names of embeddings and constants that do not have as many rows for each row of the batch."""
 
     def inputs(self, batch: Any, step: int, rows: Rows | None = None) -> Tensors:
         """What the towers take. The batch holds these rows of the step's batch (default: all)."""

@@ -52,8 +52,8 @@ def split_step(
             constants.append(method.constants(inputs, step))
         del inputs
     ours = _joined(embedded)
-    all_rows, sizes = ranks.gather(ours)
-    fixed, _ = ranks.gather(_joined(constants))
+    all_rows, sizes = ranks.gather(ours, own.total, method.ragged)
+    fixed, _ = ranks.gather(_joined(constants), own.total, method.ragged)
     for x in all_rows.values():
         x.requires_grad_()
     for module in method.modules():

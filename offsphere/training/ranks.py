@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -115,31 +115,48 @@ class Ranks(Split):
         """This rank's rows of a batch."""
         return share(total, self.rank, self.count)
 
-    def gather(self, tensors: Tensors) -> tuple[Tensors, dict[str, tuple[int, ...]]]:
-        """The rows of all ranks in rank order, without gradients, and how many each rank has."""
+    def gather(
+        self, tensors: Tensors, total: int, ragged: Collection[str] = ()
+    ) -> tuple[Tensors, dict[str, tuple[int, ...]]]:
+        """The rows of all ranks in rank order, without gradients, and how many each rank has.
+
+        Tensors hold this rank's rows of a batch of `total`. Only of the `ragged` ones do the ranks
+        ask each other how many, for which the host waits.
+        """
         tensors = {name: x.detach() for name, x in tensors.items()}
-        if self.count == 1 or not tensors:
+        if self.count == 1:
             return tensors, {name: (len(x),) for name, x in tensors.items()}
-        lengths = torch.tensor([len(x) for x in tensors.values()], device=self.device)
-        table = torch.stack(self._all_gather(lengths)).tolist()
-        gathered, counts = {}, {}
-        for (name, x), sizes in zip(tensors.items(), zip(*table, strict=True), strict=True):
-            padded = x.new_zeros(max(sizes), *x.shape[1:])
-            padded[: len(x)] = x
-            pieces = self._all_gather(padded)
-            gathered[name] = torch.cat([p[:n] for p, n in zip(pieces, sizes, strict=True)])
-            counts[name] = sizes
+        counts = {name: self._counts(name, len(x), total, ragged) for name, x in tensors.items()}
+        gathered = {}
+        for name, x in tensors.items():
+            pieces = self._all_gather(_padded(x, max(counts[name])))
+            gathered[name] = torch.cat([p[:n] for p, n in zip(pieces, counts[name], strict=True)])
         return gathered, counts
+
+    def _counts(self, name: str, rows: int, total: int, ragged: Collection[str]) -> tuple[int, ...]:
+        """How many rows of a tensor each rank has, of which this one has `rows`."""
+        if name in ragged:
+            told = self._all_gather(torch.tensor(rows, device=self.device))
+            return tuple(torch.stack(told).tolist())
+        shares = [share(total, rank, self.count) for rank in range(self.count)]
+        sizes = [part.stop - part.start for part in shares]
+        each, over = divmod(rows, sizes[self.rank])
+        if over:
+            raise ValueError(
+                f"Expected as many rows of {name} for each of the {sizes[self.rank]} rows of this "
+                f"rank, got {rows} in all. Name it in the method's `ragged`."
+            )
+        return tuple(each * size for size in sizes)
 
     def mean_of_own(self, gradient: Tensor, sizes: tuple[int, ...]) -> Tensor:
         """The mean over the ranks of the gradients of all rows: this rank's own rows of it."""
         if self.count == 1:
             return gradient
-        padded = gradient.new_zeros(self.count, max(sizes), *gradient.shape[1:])
-        for rank, piece in enumerate(gradient.split(sizes)):
-            padded[rank, : len(piece)] = piece
-        own = torch.empty_like(padded[0])
-        self.exchange(dist.reduce_scatter_tensor, own, padded.flatten(0, 1), payload=padded)
+        most = max(sizes)
+        own = gradient.new_empty(most, *gradient.shape[1:])
+        if min(sizes) < most:
+            gradient = torch.cat([_padded(piece, most) for piece in gradient.split(sizes)])
+        self.exchange(dist.reduce_scatter_tensor, own, gradient.contiguous(), payload=gradient)
         return own[: sizes[self.rank]] / self.count
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -346,6 +363,10 @@ def _world(settings: TrainSettings) -> tuple[int, int]:
             f"--nodes={asked[1]} was asked for: leave these two to torchrun."
         )
     return given
+
+
+def _padded(x: Tensor, rows: int) -> Tensor:
+    return x if len(x) == rows else torch.cat([x, x.new_zeros(rows - len(x), *x.shape[1:])])
 
 
 def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:

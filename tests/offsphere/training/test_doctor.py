@@ -137,7 +137,7 @@ def without_gradient_gather(
     """open_clip's default: others' features are constants, and DDP averages the gradients."""
     inputs = method.inputs(batch, step)
     embedded = method.embed(inputs)
-    rows, sizes = ranks.gather(embedded)
+    rows, sizes = ranks.gather(embedded, settings.batch_size)
     for name, x in rows.items():
         pieces = list(x.split(sizes[name]))
         pieces[ranks.rank] = embedded[name]

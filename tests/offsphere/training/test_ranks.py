@@ -50,6 +50,8 @@ Case = tuple[Method, Any, int]
 class TwoTowers(Method):
     """A linear tower per side, so that every gradient has a short way home."""
 
+    ragged = ("hard",)
+
     def __init__(self, objective: Objective) -> None:
         super().__init__()
         torch.manual_seed(1)
@@ -508,6 +510,15 @@ def test_the_peer_halves_the_gradient_on_two_ranks(launched, tmp_path: Path):
     assert errors["open_clip"] == pytest.approx([0.5, 0.5], rel=1e-5)
 
 
+def test_rows_that_the_others_cannot_know_must_be_named():
+    ranks = Ranks(torch.device("cpu"))
+    ranks.rank, ranks.count = 1, 3
+    assert ranks._counts("views", 8, 11, ()) == (6, 8, 8)
+    message = "as many rows of hard for each of the 4 rows of this rank, got 7 in all. Name it in"
+    with pytest.raises(ValueError, match=message):
+        ranks.gather({"hard": torch.zeros(7, 2)}, 11)
+
+
 def test_batch_norm_is_refused_where_it_would_see_a_part_of_the_batch():
     method = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     prepare_batch_norm(method, TrainSettings(batch_size=8), ALONE)
@@ -590,11 +601,11 @@ def test_a_run_goes_from_two_ranks_to_one_to_two_and_is_the_same(
             assert mine[name] == pytest.approx(theirs[name], rel=1e-3), (name, mine["step"])
     assert other.metrics().keys() - one.metrics().keys() == {"train/ranks", "train/payload"}
     # In four bytes: two embeddings of 128 numbers for each of a rank's 16 rows, their gradients for
-    # all 32, every weight's gradient, the loss with its positives and the variance term; in eight
-    # each, the two lengths. Whether to stop is told after the row is made.
+    # all 32, every weight's gradient, the loss with its positives and the variance term. Whether to
+    # stop is told after the row is made.
     state = torch.load(other.checkpoint / "last.pt", weights_only=True)["optimizers"]
     weights = sum(s["exp_avg"].numel() for one in state for s in one["state"].values())
-    assert other.steps()[-1]["train/payload"] == 4 * (2 * 48 * 128 + weights + 3) + 16
+    assert other.steps()[-1]["train/payload"] == 4 * (2 * 48 * 128 + weights + 3)
 
 
 def test_a_killed_rank_ends_the_job_with_a_message_and_the_run_goes_on(launched, tmp_path: Path):
