@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from offsphere.names import CELLS, CORNERS, parse_cell
-from offsphere.precision import at_least_float32, compiling, outside_autocast
+from offsphere.precision import at_least_float32, compiling, outside_autocast, transformed
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -35,10 +35,53 @@ def shrink(x: Float[Tensor, "*n d"], exponent: float | Tensor) -> Float[Tensor, 
     if isinstance(exponent, float) and exponent == 0.0:
         return x
     x = at_least_float32(x)
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(SMALLEST_NORM)
     if isinstance(exponent, float) and exponent == 1.0:
-        return x / norm
-    return x * norm**-exponent
+        return _unit_op(x)[0] if _compiled_for_cpu(x) else x / _norms(x)
+    return x * _norms(x) ** -exponent
+
+
+def _compiled_for_cpu(x: Tensor) -> bool:
+    """Inductor would add squares up in another order, and the temperature multiply what differs.
+
+    What is exported (`torch.export`) keeps torch's own operations.
+    """
+    steps = compiling() and not torch.compiler.is_exporting()
+    return steps and x.device.type == "cpu" and not transformed()
+
+
+def _norms(x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n 1"]:
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(SMALLEST_NORM)
+
+
+@torch.library.custom_op("offsphere::unit", mutates_args=())
+def _unit_op(x: Tensor) -> list[Tensor]:
+    """x / |x| and |x| in a compiled step, to the bit."""
+    norm = _norms(x).contiguous()
+    return [(x / norm).contiguous(), norm]
+
+
+@_unit_op.register_fake
+def _(x):
+    return [x.new_empty(x.shape), x.new_empty((*x.shape[:-1], 1))]
+
+
+@torch.library.custom_op("offsphere::unit_backward", mutates_args=())
+def _unit_backward_op(x: Tensor, norm: Tensor, grad: Tensor) -> Tensor:
+    """As autograd goes, through the quotient and through the norm."""
+    of_norm = (-grad * (x / norm / norm)).sum(-1, keepdim=True)
+    of_norm = of_norm.masked_fill_(norm <= SMALLEST_NORM, 0.0)
+    return (grad / norm + of_norm * (x / norm)).contiguous()
+
+
+@_unit_backward_op.register_fake
+def _(x, norm, grad):
+    return x.new_empty(x.shape)
+
+
+_unit_op.register_autograd(
+    lambda ctx, grads: _unit_backward_op(*ctx.saved_tensors, grads[0]),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0], output[1]),
+)
 
 
 class Cell(nn.Module):

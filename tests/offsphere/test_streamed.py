@@ -9,7 +9,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from offsphere import dropin
-from offsphere.cells import shrink
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 EPS = torch.finfo(torch.float32).eps
@@ -46,7 +45,7 @@ def test_one_graph_with_the_gradients_of_eager(name, rows, options):
         value = call(a, b)
         value.backward()
         found.append((value.detach(), tower.weight.grad))
-    assert sum("offsphere" in node for node in nodes) == 1
+    assert sum("log_partitions" in node or "softplus" in node for node in nodes) == 1
     (value, gradient), (expected, wanted) = found
     torch.testing.assert_close(value, expected, rtol=4 * EPS, atol=0)
     assert (gradient - wanted).abs().max() <= 2 * EPS * wanted.abs().max()
@@ -92,20 +91,14 @@ def benchmark():
 @needs_compiler
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # lightly's, between its graphs
 @pytest.mark.parametrize("name", LOSSES)
-def test_inductor_keeps_the_gradients_of_eager_and_is_soon_done(benchmark, name):
-    """What differs is how inductor normalises a row: given its rows, eager has the same bits.
-
-    Compiling takes at most twice as long as the peer's loss does.
-    """
-    dot, cosine = benchmark.ours(name, cell="dot"), benchmark.ours(name)
-    assert benchmark.compiled(dot, whole=True).ulps <= 2
-    mine = benchmark.compiled(cosine, whole=True)
+def test_inductor_keeps_the_gradients_of_eager_and_is_soon_done(monkeypatch, benchmark, name):
+    """At a low temperature too. Compiling takes at most twice as long as the peer's loss does."""
+    if name == "ClipLoss":
+        monkeypatch.setattr(benchmark, "SCALE", torch.tensor(100.0))
+    mine = benchmark.compiled(benchmark.ours(name), whole=True)
+    assert mine.ulps <= 2
+    assert benchmark.compiled(benchmark.ours(name, cell="dot"), whole=True).ulps <= 2
     assert mine.seconds <= 2 * benchmark.compiled(benchmark.peer(name), whole=False).seconds
-    sides = benchmark.sides()
-    unit = torch.compile(lambda x: shrink(x, 1.0), fullgraph=True, backend="inductor")
-    whole = torch.compile(cosine, fullgraph=True, backend="inductor")
-    expected = benchmark.gradient(lambda a, b: dot(unit(a), unit(b)), sides)
-    assert benchmark.ulps(benchmark.gradient(whole, sides), expected) <= 2
 
 
 LATER = {  # what the first batch or an earlier one has set
