@@ -135,7 +135,8 @@ def build_towers(settings: ClipSettings, *, load_pretrained: bool = True) -> Cli
     torch.manual_seed(stream_seed(settings.seed, "init"))
     towers = clip_towers(
         settings.model,
-        pretrained=settings.pretrained if load_pretrained else None,
+        pretrained=settings.pretrained,
+        load_pretrained=load_pretrained,
         image_size=None if frozen is not None else settings.image_size,
         frozen=frozen,
         models=MODELS,

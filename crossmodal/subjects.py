@@ -16,7 +16,12 @@ from crossmodal.captions import EMOJI_STYLES, Captioned
 from crossmodal.evaluate import encode_pictures, encode_texts
 from crossmodal.experiment import build_towers
 from crossmodal.settings import MODELS, ClipSettings
-from offsphere.encoders.clip import ClipTowers, quiet_open_clip, registered_name
+from offsphere.encoders.clip import (
+    ClipTowers,
+    published_preprocessing,
+    quiet_open_clip,
+    registered_name,
+)
 from offsphere.encoders.weights import fingerprint, why
 from offsphere.evaluation.retrieval import Exponents
 from offsphere.names import unknown
@@ -127,11 +132,12 @@ def from_open_clip(name: str, pretrained: str | None, device: torch.device) -> S
     else:
         name = registered_name(name, MODELS)
         pretrained = _checked_pretrained(name, pretrained)
+    wanted = {f"image_{key}": x for key, x in published_preprocessing(name, pretrained).items()}
     with _explained(name, pretrained), quiet_open_clip():
         model: Any
         preprocess: Any
         model, _, preprocess = open_clip.create_model_and_transforms(
-            name, pretrained, device=device, **_preprocessing_of_tags(name, pretrained)
+            name, pretrained, device=device, **wanted
         )
         tokenize = open_clip.get_tokenizer(name)
     model.eval()
@@ -193,25 +199,6 @@ def _check_folder(name: str, pretrained: str | None) -> None:
             f"{folder} has no open_clip_config.json: expected a folder with it and the weights, "
             f"{SAFE_WEIGHTS} or open_clip_pytorch_model.bin."
         )
-
-
-def _preprocessing_of_tags(name: str, pretrained: str | None) -> dict[str, Any]:
-    """How a model's published weights want their pictures, for weights that come as a file.
-
-    open_clip knows this for tags only: a file would silently get OpenAI's mean and std.
-    """
-    import open_clip
-
-    if pretrained is None or not Path(pretrained).is_file():
-        return {}
-    tags = open_clip.list_pretrained_tags_by_model(name)
-    configs = [open_clip.get_pretrained_cfg(name, tag) for tag in tags]
-    keys = ("mean", "std", "interpolation", "resize_mode")
-    return {
-        f"image_{key}": configs[0][key]
-        for key in keys
-        if configs and key in configs[0] and all(c.get(key) == configs[0][key] for c in configs)
-    }
 
 
 @contextmanager

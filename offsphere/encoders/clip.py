@@ -149,6 +149,7 @@ def clip_towers(
     model: str,
     *,
     pretrained: str | None = None,
+    load_pretrained: bool = True,
     image_size: int | None = None,
     frozen: FrozenTower | None = None,
     models: Path | None = None,
@@ -156,7 +157,8 @@ def clip_towers(
     """The towers of an open_clip name, of a JSON file, or of NAME.json in the folder `models`.
 
     `pretrained` is one of open_clip's tags or a local file of its weights; `image_size` overrides
-    the model's own.
+    the model's own. `load_pretrained=False` takes the mean and std that `pretrained` implies
+    without reading its weights: others are about to be loaded.
     """
     import open_clip
 
@@ -166,10 +168,11 @@ def clip_towers(
         try:
             built = open_clip.create_model(
                 name,
-                pretrained,
+                pretrained if load_pretrained else None,
                 force_image_size=image_size,
                 pretrained_text=False,
-                require_pretrained=pretrained is not None,
+                force_preprocess_cfg=published_preprocessing(name, pretrained),
+                require_pretrained=load_pretrained and pretrained is not None,
             )
         except Exception as error:  # on foreign weights and settings open_clip raises anything
             reason = why(error) if pretrained else f"{type(error).__name__}: {error}"
@@ -177,7 +180,7 @@ def clip_towers(
                 f"The model {model}{f' with {pretrained}' if pretrained else ''} cannot be built: "
                 f"{reason}. Weights may be a local file; tags need a network or a filled cache."
             ) from error
-        tokenizer = open_clip.get_tokenizer(name)
+        tokenizer = _tokenizer(model, name, config)
     if frozen is not None:
         size, mean, std = frozen.image_size, frozen.mean, frozen.std
     else:
@@ -194,6 +197,22 @@ def clip_towers(
         embedding_dim=config["embed_dim"],
         frozen=frozen,
     )
+
+
+def _tokenizer(model: str, name: str, config: dict[str, Any]) -> Callable[[list[str]], Tensor]:
+    import open_clip
+
+    try:
+        return open_clip.get_tokenizer(name)
+    except Exception as error:  # the hub, transformers and sentencepiece each raise their own
+        from huggingface_hub import constants
+
+        said = config["text_cfg"].get("hf_tokenizer_name", "open_clip's own")
+        raise ValueError(
+            f"The tokenizer of the model {model} ({said}) is not on this machine and could not be "
+            "fetched: run once with a network, or copy another machine's Hugging Face cache to "
+            f"{constants.HF_HUB_CACHE}."
+        ) from error
 
 
 def registered_name(model: str, models: Path | None = None) -> str:
@@ -226,6 +245,26 @@ def registered_name(model: str, models: Path | None = None) -> str:
         )
     open_clip.add_model_config(file)
     return file.stem
+
+
+def published_preprocessing(name: str, pretrained: str | None) -> dict[str, Any]:
+    """How published weights want their pictures: a tag's own way or, of a file, that of all tags.
+
+    open_clip knows this for tags only: a file would silently get OpenAI's mean and std.
+    """
+    import open_clip
+
+    if pretrained is None:
+        return {}
+    tags = open_clip.list_pretrained_tags_by_model(name)
+    named = [pretrained] if open_clip.is_pretrained_cfg(name, pretrained) else tags
+    configs = [open_clip.get_pretrained_cfg(name, tag) for tag in named]
+    keys = ("mean", "std", "interpolation", "resize_mode")
+    return {
+        key: configs[0][key]
+        for key in keys
+        if configs and key in configs[0] and all(c.get(key) == configs[0][key] for c in configs)
+    }
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from samples import write_tar
 
 from crossmodal import benchmark, features, subjects
 from crossmodal.benchmark import Config
+from offsphere.encoders.clip import published_preprocessing
 from offsphere.encoders.store import Store
 from offsphere.names import CORNERS
 
@@ -444,10 +445,10 @@ def test_a_local_folder_is_loaded_offline(place, tmp_path):
 def test_weights_in_a_file_are_preprocessed_as_their_tags_are():
     """open_clip would give a file OpenAI's mean and std, whatever the model."""
     file = __file__  # any file that is there
-    asked = subjects._preprocessing_of_tags("ViT-B-16-SigLIP", file)
-    assert asked["image_mean"] == asked["image_std"] == (0.5, 0.5, 0.5)
-    assert asked["image_resize_mode"] == "squash"
-    assert subjects._preprocessing_of_tags("bench-tiny", file) == {}
+    asked = published_preprocessing("ViT-B-16-SigLIP", file)
+    assert asked["mean"] == asked["std"] == (0.5, 0.5, 0.5)
+    assert asked["resize_mode"] == "squash"
+    assert published_preprocessing("bench-tiny", file) == {}
 
 
 def test_models_that_cannot_be_loaded(place, tmp_path, monkeypatch, capsys):

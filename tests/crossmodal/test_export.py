@@ -13,6 +13,7 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 from clip_benchmark import cli
+from open_clip import pretrained
 from open_clip.loss import SigLipLoss
 from PIL import Image
 from torchvision.transforms.v2.functional import to_pil_image
@@ -20,12 +21,13 @@ from torchvision.transforms.v2.functional import to_pil_image
 from crossmodal import benchmark
 from crossmodal.captions import load_captions
 from crossmodal.evaluate import embed
-from crossmodal.experiment import build_objective
+from crossmodal.experiment import build_objective, build_towers
 from crossmodal.export import CONFIG, WEIGHTS
 from crossmodal.settings import MODELS
 from crossmodal.subjects import load_run
 from crossmodal.train_clip import Config, run
 from offsphere import cli as offsphere_cli
+from offsphere.encoders.clip import registered_name
 from offsphere.export import command
 
 
@@ -81,6 +83,31 @@ def test_a_siglip_run_takes_its_bias_along(model, table, tmp_path):
         expected = objective.eval()(image, text)["contrastive"].item()
         loss = SigLipLoss()(*unit, peer.logit_scale.exp(), peer.logit_bias).item()
     assert loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_fine_tuned_model_keeps_the_mean_and_std_of_its_published_weights(
+    table, tmp_path, monkeypatch
+):
+    """SigLIP's are 0.5; open_clip takes OpenAI's for a file, and for towers without weights."""
+    tag = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.1)}
+    monkeypatch.setitem(pretrained._PRETRAINED, "tiny", {"web": tag})
+    torch.manual_seed(0)
+    weights = tmp_path / "weights.pt"
+    torch.save(open_clip.create_model(registered_name("tiny", MODELS)).state_dict(), weights)
+    data = f"csv:{table}"
+    settings = Config(
+        pretrained=str(weights), data=data, data_test=data, batch_size=12, samples=12, threads=1,
+        out=str(tmp_path),
+    )  # fmt: skip
+    trained = build_towers(settings)
+    assert (trained.mean, trained.std) == (tag["mean"], tag["std"])
+    run(settings)
+    (folder,) = (tmp_path / "train_clip").iterdir()
+    out = exported(folder, tmp_path / "clip")
+    again = load_run(folder).towers
+    assert (again.mean, again.std) == (tag["mean"], tag["std"])
+    written = json.loads((out / CONFIG).read_text())["preprocess_cfg"]
+    assert (tuple(written["mean"]), tuple(written["std"])) == (tag["mean"], tag["std"])
 
 
 def test_open_clip_loads_the_same_towers_and_scale(runs, table, tmp_path):
