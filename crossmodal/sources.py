@@ -210,7 +210,7 @@ def read_table(path: Path, bad: BadSamples) -> dict[str, tuple[str, ...]]:
                 else:
                     captions[cells[0]].append(cells[1])
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8: {error}.") from None
+        raise ValueError(f"{path} is not UTF-8: {error}. Save it as UTF-8.") from None
     return {image: tuple(texts) for image, texts in captions.items()}
 
 
@@ -273,7 +273,7 @@ def _column(path: Path, names: Sequence[str], wanted: Sequence[str]) -> int:
     if found is None:
         raise ValueError(
             f"{path} has no column {' or '.join(map(repr, wanted))}: its first line, the header, "
-            f"names {', '.join(map(repr, names)) or 'nothing'}."
+            f"names {', '.join(map(repr, names)) or 'nothing'}. Tabs or commas divide columns."
         )
     return found
 

@@ -137,8 +137,10 @@ def check_enough(name: str, count: int, skipped: Mapping[str, int]) -> None:
     if count < 2:
         left_out = f" after leaving out {sum(skipped.values())} bad ones" if skipped else ""
         raise ValueError(
-            f"{name} has {count} image(s) in this split{left_out}: at least 2 are needed. Data "
-            "without parts are split by name: about 70 % train, 10 % validation, 20 % test."
+            f"{name} has {count} image(s) in this split{left_out}: at least 2 are needed. Parts "
+            "are drawn by a hash of each name (10 % of shards and tables are for validation, of "
+            "folders 70, 10 and 20 % for train, validation and test): few samples may leave one "
+            "empty."
         )
 
 
@@ -156,6 +158,9 @@ def list_files(folder: Path, files: Iterable[Path], bad: BadSamples) -> tuple[Li
             continue
         except OSError as error:
             bad.add(f"{file} cannot be read: {error.strerror}.")
+            continue
+        except ValueError as error:
+            bad.add(f"{str(file)!r} is no name of a file: {error}.")
             continue
         if size:
             kept.append(index)

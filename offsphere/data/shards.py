@@ -198,7 +198,10 @@ def _identity(path: Path) -> tuple[int, int]:
     """A file's size and time of change; a pipe or device would be waited for without end."""
     facts = path.stat()
     if not stat.S_ISREG(facts.st_mode):
-        raise ValueError(f"{path} is no regular file (a folder, pipe or device): expected a tar.")
+        shards = f" A folder's are named with a star: '{path}/*.tar'." if path.is_dir() else ""
+        raise ValueError(
+            f"{path} is no regular file (a folder, pipe or device): expected a tar.{shards}"
+        )
     return facts.st_size, facts.st_mtime_ns
 
 

@@ -10,7 +10,7 @@ import torch
 from samples import encoded, random_picture
 
 from crossmodal.captions import Captioned, load_captions
-from crossmodal.sources import captions_of, read_table, read_tokens
+from crossmodal.sources import captions_of, list_table, read_table, read_tokens
 from offsphere.data.bad import BadSamples
 from offsphere.data.splits import in_validation, split_of
 
@@ -78,6 +78,23 @@ def test_table_cells_with_quotes_and_bare_commas(tmp_path: Path) -> None:
         "a.png": ("one, two", "three, four"),
         "b.png": ('5" pipe',),
     }
+
+
+def test_a_name_that_no_file_can_have_is_a_bad_sample(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("image,caption\na\0b.png,one\n")
+    with pytest.raises(ValueError, match=r"a\\x00b.png' is no name of a file: embedded null byte"):
+        list_table(str(file), "all", BadSamples("error"))
+    bad = BadSamples("skip")
+    assert len(list_table(str(file), "all", bad)) == 0
+    assert bad.count == 1
+
+
+def test_columns_divided_by_semicolons_are_refused_with_a_remedy(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("image;caption\na.png;one\n")
+    with pytest.raises(ValueError, match="names 'image;caption'. Tabs or commas divide columns"):
+        read_table(file, BadSamples("error"))
 
 
 @pytest.mark.parametrize("closed_by", ["the end", "the next quote", "the limit of a cell"])

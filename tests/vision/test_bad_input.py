@@ -150,7 +150,7 @@ def test_settings_that_the_data_or_the_machine_refuse(scripts, name, flags, said
 def test_data_that_is_too_little(scripts, tmp_path: Path):
     few = picture_folder(tmp_path / "few", classes=2, images=4)
     line = refusal(scripts, "train_simclr", f"--data=folder:{few}", out=tmp_path / "out")
-    assert "has 0 image(s) in this split: at least 2 are needed. Data without parts are" in line
+    assert "has 0 image(s) in this split: at least 2 are needed. Parts are drawn by a hash" in line
     some = picture_folder(tmp_path / "some", classes=2, images=30)
     flags = [f"--data=folder:{some}", "--batch-size=64"]
     line = refusal(scripts, "train_simclr", *flags, out=tmp_path / "out")

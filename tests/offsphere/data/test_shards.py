@@ -343,6 +343,8 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "a.tar", tmp_path / "folder.tar", Path("/dev/zero")):
         with pytest.raises(ValueError, match=f"{path} is no regular file"):
             index_shard(path)
+    with pytest.raises(ValueError, match=r"named with a star: '.*/folder.tar/\*.tar'"):
+        index_shard(tmp_path / "folder.tar")
     os.mkfifo(tmp_path / "manifest.json")
     with pytest.raises(ValueError, match=r"manifest.json is no regular file"):
         read_manifest(tmp_path)
