@@ -214,7 +214,6 @@ def _load(settings: Settings) -> tuple[Images, Images]:
         split="train+validation",
         image_size=settings.image_size,
         limit=settings.limit,
-        seed=settings.seed,
     )
     if settings.data_test is None:
         test = load_images(settings.data, split="test", image_size=settings.image_size)

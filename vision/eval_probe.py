@@ -148,7 +148,7 @@ def run(config: Config) -> dict[str, Any]:
     subject = from_backbone(config) if config.run is None else from_run(config, Path(config.run))
     torch.set_num_threads(subject.settings.threads)
     splits = load_splits(subject.settings)
-    say(splits.told(subject.settings.eval_split))
+    say(splits.in_words(subject.settings.eval_split))
     evaluator = evaluator_of(splits, subject.settings)
     metrics = evaluator(subject.encoder.to(choose_device(config.device)), subject.exponents)
     chosen = to_dict(subject.settings)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,13 +80,14 @@ def _timm(name: str, model: str, weights: str | None, image_size: int | None) ->
     published = timm.get_pretrained_cfg(model)
     # A transformer's position embeddings have one size; the others take any picture.
     fixed = image_size is not None and published is not None and published.fixed_input_size
+    size: dict[str, Any] = {"img_size": image_size} if fixed else {}
     try:
         backbone = timm.create_model(
             model,
             pretrained=True,
             num_classes=0,
             pretrained_cfg_overlay=overlay,
-            **({"img_size": image_size} if fixed else {}),
+            **size,
         )
     except Exception as error:  # timm, the hub and urllib each raise their own
         raise ValueError(
