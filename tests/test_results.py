@@ -122,13 +122,12 @@ def test_the_advice_on_similarities_rests_on_these_verdicts(board: dict[str, Ver
     page = (ROOT / "docs" / "which_similarity.md").read_text()
     for name, verdict in {
         "simclr-dot": "non-superior",
-        "clip-dot": "equivalent",
         "retrieval-one-sided": "the opposite shown",
         "static-dot": "shown beyond the margin",
     }.items():
         assert f"{{claim}}`{name}`" in page
         assert board[name].verdict == verdict
-    for name in ("retrieval-dot", "retrieval-qnorm", "sts-dot", "clip-dot-t2i", "scale-fixed"):
+    for name in ("retrieval-dot", "retrieval-qnorm", "sts-dot", "trained-clip-dot", "scale-fixed"):
         measured = board[name].measured
         assert f"{{claim}}`{name}`" in page
         assert measured is not None
