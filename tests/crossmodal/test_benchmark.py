@@ -248,7 +248,8 @@ def test_the_csv_has_every_cell_and_chance(place, tmp_path):
             for row in csv.DictReader(lines)
             if row["direction"] == "text to image" or row["metric"].startswith("i2t")
         }
-    assert len(rows) == 6 * (2 * 4 + 1)
+    # Two cells tie with cosine; the exact test of the others' R@1 has a p in each direction.
+    assert len(rows) == 6 * (2 * 4 + 1) + 2 * 2
 
     def value(metric: str, scored_with: str) -> float:
         return float(rows[metric, scored_with]["value"])

@@ -310,7 +310,7 @@ def test_the_data_tell_how_many_classes_have_pictures(tmp_path: Path) -> None:
     write_folder(tmp_path, ("a", "c"), 20)
     (tmp_path / "b").mkdir()
     train, test = (load_images(f"folder:{tmp_path}", split=x) for x in ("train", "test"))
-    assert ", 2 of 3 classes, 8 x 8 pixels." in ImageSplits(train, test).told("test")
+    assert ", 2 of 3 classes, 8 x 8 pixels." in ImageSplits(train, test).in_words("test")
 
 
 def test_corrupt_picture_in_a_folder_is_named_or_skipped(tmp_path: Path) -> None:
