@@ -84,6 +84,7 @@ def benchmark():
     spec = importlib.util.spec_from_file_location("compiled", BENCHMARKS / "compiled.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    module.load_compiler()
     return module
 
 
